@@ -103,6 +103,26 @@ pub enum Error {
     NotFound(String),
 }
 
+/// The codes of problems (RFC 9457) that only a server has, besides those of [`Error`] and of keyed
+/// writes. Servers and clients share them.
+#[cfg(any(feature = "axum", feature = "client"))]
+pub const SERVER_CODES: [&str; 14] = [
+    "route-unknown",
+    "method-not-allowed",
+    "json-invalid",
+    "media-type",
+    "request-timeout",
+    "host-forbidden",
+    "origin-forbidden",
+    "forbidden",
+    "unauthenticated",
+    "rate-limited",
+    "overloaded",
+    "not-ready",
+    "internal",
+    "precondition-required",
+];
+
 impl Error {
     /// Every [`code`](Error::code).
     pub const CODES: [&str; 14] = [

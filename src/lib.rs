@@ -14,14 +14,17 @@
 //!
 //! Start with [`Consumer`] to consume topics, with [`Guard`] if you have a loop of your own, and with [`Journal`] and [`Relay`] to
 //! publish what you write. [`keyed`] makes a client's retries harmless, [`records`] are written with
-//! their events, and [`analytics`] reads them. [`open`] turns URLs into backends.
+//! their events, [`analytics`] reads them, and [`projection`] keeps them in search engines and caches.
+//! [`open`] turns URLs into backends.
 //!
 //! | feature | what it adds |
 //! |---|---|
 //! | (none) | ledger, journal and bus in memory; journals in a directory |
 //! | `sqlite` | ledger, journal and the embedded bus in SQLite files |
 //! | `postgres` | ledger and journal in PostgreSQL, with `claim_in` and `append_in` for your own transactions |
-//! | `redis` | ledger and window in Redis or Valkey |
+//! | `redis` | ledger, window and cache in Redis or Valkey |
+//! | `clickhouse` | a read model in ClickHouse |
+//! | `opensearch` | the projection in OpenSearch |
 //! | `kafka`, `kafka-tls` | the Kafka bus; with TLS and SASL |
 //! | `http` | handlers over HTTP |
 //! | `axum` | `Idempotency-Key` for the routes of an axum service: `keyed::KeyedLayer`; its `problem`s |
@@ -71,6 +74,8 @@ pub mod sink;
 
 // 6: read models, where every record counts once.
 pub mod analytics;
+
+pub mod projection;
 
 // 7: forgotten, after the retention.
 pub mod sweep;

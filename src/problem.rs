@@ -24,22 +24,7 @@ use crate::id::Visible;
 pub const MEDIA_TYPE: &str = "application/problem+json";
 
 /// The codes that only a server has, besides those of [`Error`] and of keyed writes.
-pub const CODES: [&str; 14] = [
-    "route-unknown",
-    "method-not-allowed",
-    "json-invalid",
-    "media-type",
-    "request-timeout",
-    "host-forbidden",
-    "origin-forbidden",
-    "forbidden",
-    "unauthenticated",
-    "rate-limited",
-    "overloaded",
-    "not-ready",
-    "internal",
-    "precondition-required",
-];
+pub use crate::error::SERVER_CODES as CODES;
 
 /// A detail is no longer than this, whatever the input was that it quotes.
 const DETAIL_CHARS_MAX: usize = 1000;

@@ -8,6 +8,7 @@
 /// assert_eq!(hide_password("postgres://app:s3cret@db/orders"), "postgres://app:***@db/orders");
 /// assert_eq!(hide_password("postgres://db/orders?password=s3cret"), "postgres://db/orders?password=***");
 /// assert_eq!(hide_password("sqlite:ledger.db"), "sqlite:ledger.db");
+/// assert_eq!(hide_password("cache:redis://me:s3cret@host"), "cache:redis://me:***@host");
 /// assert_eq!(hide_password("host=db password=s3cret"), "***");
 /// ```
 pub fn hide_password(url: &str) -> String {
@@ -17,7 +18,11 @@ pub fn hide_password(url: &str) -> String {
     if !scheme.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'-' | b'.')) {
         return "***".to_owned();
     }
-    let Some(rest) = rest.strip_prefix("//") else { return url.to_owned() };
+    let Some(rest) = rest.strip_prefix("//") else {
+        // A URL within it, as `cache:redis://…` has.
+        let nested = rest.contains("://").then(|| format!("{scheme}:{}", hide_password(rest)));
+        return nested.unwrap_or_else(|| url.to_owned());
+    };
     let (user_info, place) = match rest.rsplit_once('@') {
         Some((user_info, place)) => (Some(user_info), place),
         None => (None, rest),

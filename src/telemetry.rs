@@ -14,6 +14,7 @@
 //!
 //! Telemetry uses names and the ledger's outcomes. Whoever measures calls it; it calls nobody.
 
+mod feed;
 mod relay;
 
 use std::collections::{HashMap, HashSet};
@@ -26,6 +27,7 @@ use crate::error::{Error, Result};
 use crate::id::Scope;
 use crate::ledger::{Outcome, Settled, Swept, Verdict};
 
+pub(crate) use feed::FeedMeter;
 use relay::RELAY;
 pub(crate) use relay::RelayMeter;
 
@@ -91,7 +93,7 @@ const AWAY: &str = "consumer_ledger_outages_total";
 const SCOPE: &str = "consumer_scope_id";
 
 /// All metrics.
-pub const METRICS: [Metric; 34] = [
+pub const METRICS: [Metric; 37] = [
     metric(CLAIMS, Kind::Counter, &[SCOPE, "outcome"], "Claims by what they came to"),
     metric(CHECKS, Kind::Counter, &["result"], "Checks before processing, by what they came to"),
     metric(DURATION, Kind::Histogram, &[SCOPE, "result"], "How long handlers ran, in seconds"),
@@ -145,6 +147,9 @@ pub const METRICS: [Metric; 34] = [
     metric(relay::OUTAGES, Kind::Counter, &[RELAY], "Times that the bus took nothing at all"),
     metric(relay::PULSES, Kind::Counter, &[RELAY, "outcome"], "Pulses, sent to every partition or dropped"),
     metric(relay::LEADS, Kind::Counter, &[RELAY, "change"], "Changes of the lead"),
+    metric(feed::CHANGES, Kind::Counter, &[], "Changes that a read model has applied, with repeats"),
+    metric(feed::REJECTED, Kind::Counter, &[], "Changes for a read model that could not be read"),
+    metric(feed::LAG, Kind::Gauge, &[], "How long ago lastSyncAt of the read model is, in seconds"),
     metric(UNGUARDED, Kind::Gauge, &[], "1 while the guard is switched off and lets everything pass"),
 ];
 
@@ -231,19 +236,11 @@ const OUTCOMES: [&str; 11] = [
     "error",
 ];
 /// The names of the same outcomes in checks: `claimed` is `new` there.
-const RESULTS: [&str; 11] = [
-    "new",
-    "duplicate",
-    "busy",
-    "retry_later",
-    "wait",
-    "stale",
-    "parked",
-    "dead",
-    "mismatch",
-    "too_old",
-    "error",
-];
+const RESULTS: [&str; 11] = {
+    let mut names = OUTCOMES;
+    names[0] = "new";
+    names
+};
 
 fn outcome_index<G>(outcome: Option<&Outcome<G>>) -> usize {
     match outcome {

@@ -199,10 +199,10 @@ async fn relay(prefix: Option<String>) {
     let bus = Arc::new(FaultyBus::new(Arc::new(MemoryBus::default())));
     let orders = Topic::new("orders").unwrap();
     bus.create_topic(&orders, TopicSettings::new(1)).await.unwrap();
-    let mut terms = JournalSettings::default();
-    terms.mismatch = MismatchRule::Warn;
-    terms.telemetry_prefix.clone_from(&prefix);
-    let warned = MemoryJournal::new(terms);
+    let mut warning = JournalSettings::default();
+    warning.mismatch = MismatchRule::Warn;
+    warning.telemetry_prefix.clone_from(&prefix);
+    let warned = MemoryJournal::new(warning);
     for payload in ["one", "two"] {
         let event = Event::new(EventId::new("reused").unwrap()).payload(payload);
         let append = Append::new(hapax::Aggregate::new("a").unwrap(), Expected::Any, [event]);
@@ -242,6 +242,32 @@ async fn relay(prefix: Option<String>) {
     });
     let progress = ran.unwrap();
     assert!(progress.suppressed > 0 && progress.outages > 0, "{progress:?}");
+}
+
+/// A read model that is fed something that it cannot read.
+async fn feed(prefix: Option<String>) {
+    use hapax::analytics::{Feed, FeedSettings, MemoryReadModel};
+    use hapax::bus::{Bus, Partition, Record as BusRecord, TopicSettings, memory::MemoryBus};
+    let (bus, topic) = (Arc::new(MemoryBus::default()), Topic::new("records").unwrap());
+    bus.create_topic(&topic, TopicSettings::new(1)).await.unwrap();
+    let broken = BusRecord {
+        payload: Some("{".into()),
+        headers: [("ce_type", "record.updated")].into_iter().collect(),
+        ..BusRecord::default()
+    };
+    bus.publish(&topic, &[broken]).await.unwrap();
+    let partition = Partition { topic: topic.clone(), number: 0 };
+    let mut settings = FeedSettings::new(topic);
+    (settings.telemetry_prefix, settings.group) = (prefix, Some("reads".into()));
+    let feed = Feed::new(bus.clone(), Arc::new(MemoryReadModel::default()), settings).unwrap();
+    let handle = feed.handle();
+    let (ran, ()) = tokio::join!(feed.run(), async {
+        while bus.committed("reads", &partition).await.unwrap() != Some(1) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        handle.stop();
+    });
+    assert_eq!(ran.unwrap().rejected, 1);
 }
 
 /// Does everything once.
@@ -304,6 +330,7 @@ fn seen(prefix: Option<&str>) -> (Recorder, Spans) {
                 live(guard, unguarded).await;
                 consume(prefix.map(str::to_owned)).await;
                 relay(prefix.map(str::to_owned)).await;
+                feed(prefix.map(str::to_owned)).await;
                 look_through_windows(prefix).await;
             });
         });

@@ -1,8 +1,9 @@
-// Runs the service of express_idempotency.mjs and retries against it. Needs DATABASE_URL, with the keys' tables.
+// Runs the service of express_idempotency.mjs and retries against it. Needs DATABASE_URL, with the keys' tables,
+// and the binary in HAPAX_TEST_SERVER.
 //
 //     node express_idempotency_test.mjs
 import assert from 'node:assert/strict';
-import { spawn } from 'node:child_process';
+import { spawn, spawnSync } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
 import { once } from 'node:events';
 import { createInterface } from 'node:readline';
@@ -59,6 +60,14 @@ try {
   assert.equal(again.location, `/orders/${again.body.id}`);
   const other = await post(server, same, 'pen');
   assert.deepEqual([other.status, other.body.code, await rows('pen')], [422, 'key-mismatch', 0]);
+
+  // The probe finds nothing, and every key that it used is one row: nine keys of writes that succeed.
+  const bodies = ['--body', '{"item": "probe"}', '--other-body', '{"item": "another probe"}'];
+  const probe = spawnSync(process.env.HAPAX_TEST_SERVER, ['probe', server.url, ...bodies, '--json'], { encoding: 'utf8', timeout: 2 * PATIENCE });
+  assert.equal(probe.status, 0, probe.stdout + probe.stderr);
+  const seen = Object.fromEntries(JSON.parse(probe.stdout).checks.map(({ check, verdict }) => [check, verdict]));
+  for (const name of ['retry', 'parallel', 'other body', 'bare key', 'no key', 'hang-up in the body']) assert.equal(seen[name], 'ok', name);
+  assert.deepEqual([await rows('probe'), await rows('another probe')], [9, 0]);
 
   const refused = key();
   for (const replayed of [null, 'true']) {

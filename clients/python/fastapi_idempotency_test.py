@@ -1,4 +1,5 @@
-"""Runs the service of fastapi_idempotency.py and retries against it. Needs DATABASE_URL, with the keys' tables.
+"""Runs the service of fastapi_idempotency.py and retries against it. Needs DATABASE_URL, with the keys' tables,
+and the binary in HAPAX_TEST_SERVER.
 
     python3 fastapi_idempotency_test.py
 """
@@ -124,6 +125,14 @@ def main():
                 for _ in range(2):
                     status, _, body = post(ended, item)
                     assert (status, body["code"], rows(item)) == (500, "handler-failed", 0), (item, status, body)
+
+            # The probe finds nothing, and every key that it used is one row: nine keys of writes that succeed.
+            bodies = ["--body", '{"item": "probe"}', "--other-body", '{"item": "another probe"}']
+            probe = subprocess.run([os.environ["HAPAX_TEST_SERVER"], "probe", URL, *bodies, "--json"], capture_output=True, timeout=4 * PATIENCE)
+            assert probe.returncode == 0, (probe.stdout, probe.stderr)
+            seen = {check["check"]: check["verdict"] for check in json.loads(probe.stdout)["checks"]}
+            assert {seen[name] for name in ("retry", "parallel", "other body", "bare key", "no key", "hang-up in the body")} == {"ok"}, seen
+            assert (rows("probe"), rows("another probe")) == (9, 0), seen
 
             # The server of the database ends a transaction whose service has stopped.
             server.kill()

@@ -2,7 +2,8 @@
 # A service defines: about, port; fetch (install or download, once), start (returns when ready, leaves its pid in $dir/pid
 # and its log in $dir/log; the server works in $dir or below, by which it is known), answers (whether it answers a real
 # request; hung, it must say no within seconds), exports (`export …` lines for tests), hint (how to connect); if it must: needs (services that
-# run before it), stop_signal. It may use $name $dir $port $cache and the functions of scripts/services and scripts/lib.sh.
+# run before it), stop_signal, by_name (not empty: `up` without names leaves it out). It may use $name $dir $port $cache and
+# the functions of scripts/services and scripts/lib.sh.
 # shellcheck source-path=SCRIPTDIR source=common/postgres
 . "$here/services.d/common/postgres"
 # shellcheck source-path=SCRIPTDIR source=common/certificates

@@ -123,7 +123,7 @@ pub trait Access: fmt::Debug + Send + Sync + 'static {
     async fn audit(&self, which: &ListAudit) -> Result<Vec<AuditEntry>>;
 
     /// Forgets old audit rows. If another sweep runs, it does nothing.
-    async fn sweep(&self, terms: &AuditSweep) -> Result<SweptAudit>;
+    async fn sweep(&self, settings: &AuditSweep) -> Result<SweptAudit>;
 
     /// The name of the backend: `memory`, `sqlite`, `postgres`.
     fn backend(&self) -> &'static str;
@@ -167,8 +167,8 @@ impl<T: Access + ?Sized> Access for Arc<T> {
         (**self).audit(which).await
     }
 
-    async fn sweep(&self, terms: &AuditSweep) -> Result<SweptAudit> {
-        (**self).sweep(terms).await
+    async fn sweep(&self, settings: &AuditSweep) -> Result<SweptAudit> {
+        (**self).sweep(settings).await
     }
 
     fn backend(&self) -> &'static str {

@@ -6,7 +6,8 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::{
-    Answer, Field, Groups, ListPage, Measure, Meta, ReadModel, ReadToken, STALE_AFTER, Selection, Tally,
+    Answer, Field, Groups, ListPage, Measure, Meta, Pieces, ReadModel, ReadToken, STALE_AFTER, Selection,
+    Tally,
 };
 use crate::error::{Error, Result};
 use crate::id::Tenant;
@@ -114,14 +115,28 @@ impl RecordsQuery {
 
     /// The records, in the order of their ids.
     pub async fn list(self, page: ListPage) -> Result<Answer<Listed>> {
+        let pages = self.pages().await?;
+        Ok(Answer::new(pages.list(page).await?, pages.meta))
+    }
+
+    /// The records page by page, as one answer.
+    pub async fn pages(self) -> Result<RecordsPages> {
         let (of, meta) = self.begin().await?;
-        Ok(Answer::new(self.of.model.list(&of, page).await?, meta))
+        Ok(RecordsPages { model: self.of.model, of, meta })
     }
 
     /// How many records there are, and the measures.
     pub async fn tally(self) -> Result<Answer<Groups>> {
         let (of, meta) = self.begin().await?;
         Ok(Answer::new(self.of.model.tally(&of, &self.tally).await?, meta))
+    }
+
+    /// All records as one Parquet file, piece by piece, with how current it is. Not every read model writes
+    /// them; see [`ReadModel::export_parquet`].
+    pub async fn export_parquet(self, to: Pieces<'_>) -> Result<Meta> {
+        let (of, meta) = self.begin().await?;
+        self.of.model.export_parquet(&of, to).await?;
+        Ok(meta)
     }
 
     /// What comes before the rows: a write is waited for, and `last_sync_at` is read.
@@ -169,5 +184,26 @@ impl RecordsQuery {
             }
             tokio::time::sleep(LOOK_AGAIN).await;
         }
+    }
+}
+
+/// Pages of one answer. Each page reads the records as they are by then. All of them have the same limit of
+/// [`since`](RecordsQuery::since), and [`meta`](RecordsPages::meta) holds for the whole answer.
+#[must_use = "`list` reads a page"]
+pub struct RecordsPages {
+    model: Arc<dyn ReadModel>,
+    of: Selection,
+    meta: Meta,
+}
+
+impl RecordsPages {
+    /// How current the first page is at least. A later page may be more current, and the answer is not.
+    pub fn meta(&self) -> &Meta {
+        &self.meta
+    }
+
+    /// The records of a page, in the order of their ids.
+    pub async fn list(&self, page: ListPage) -> Result<Listed> {
+        self.model.list(&self.of, page).await
     }
 }

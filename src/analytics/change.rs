@@ -4,13 +4,13 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use super::Version;
+use super::{Version, debezium};
 use crate::bus::{Pulse, Received};
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::event::Origin;
 use crate::id::Tenant;
-use crate::records::{KIND_PREFIX, ModuleSlug, Payload, tenant_id};
+use crate::records::{KIND_PREFIX, ModuleSlug, Name, Payload, tenant_id};
 
 /// A row for a read model: what a record is under one version.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,6 +34,36 @@ pub struct Change {
     pub origin: Origin,
 }
 
+impl Name {
+    /// The record that a change is about.
+    pub fn of(change: &Change) -> Self {
+        Name { tenant: change.tenant, module: change.module.clone(), id: change.id }
+    }
+}
+
+/// Who publishes the topic that feeds a read model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Source {
+    /// A relay, from the journal: the topic may carry other events too.
+    #[default]
+    Journal,
+    /// Debezium, from PostgreSQL's log. Whatever cannot be read is rejected, since the topic carries
+    /// nothing but changes and pulses.
+    Debezium,
+}
+
+impl Source {
+    /// Reads a record of such a topic, of a source that has this generation. The error says why it should
+    /// be a change and is none.
+    pub fn read(self, received: &Received, generation: u16) -> std::result::Result<Input, Box<Rejected>> {
+        match self {
+            Source::Journal => Input::of(received, generation),
+            Source::Debezium => debezium::input(received, generation),
+        }
+    }
+}
+
 /// What a record of a topic says to a read model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -42,6 +72,19 @@ pub enum Input {
     Change(Box<Change>),
     /// How far the topic is.
     Pulse(Pulse),
+    /// The same, and the time of the pulse before it in the same partition. If that one never arrived,
+    /// neither did the changes between them.
+    NextPulse {
+        /// The pulse.
+        pulse: Pulse,
+        /// What the pulse before it said; `None`: it is the first of its row.
+        last: Option<Time>,
+    },
+    /// A pulse as a snapshot read it. It says nothing of how far the topic is, only where the pulses that
+    /// are streamed must go on.
+    SnapshotPulse(Pulse),
+    /// All records of a module were removed at once, without a version for any of them.
+    Truncated(ModuleSlug),
     /// Another event, which is none of a read model's business.
     Other,
 }
@@ -73,8 +116,8 @@ struct Body<'b> {
 }
 
 impl Input {
-    /// Reads a record of a topic, of a source that has this generation. The error says why it should be a
-    /// change and is none.
+    /// Reads a record that a relay published, of a source that has this generation. The error says why it
+    /// should be a change and is none.
     pub fn of(received: &Received, generation: u16) -> std::result::Result<Self, Box<Rejected>> {
         let rejected = |tenant: Option<Uuid>, reason: String| {
             let payload = received.record.payload.as_deref().unwrap_or_default().to_vec();

@@ -47,6 +47,18 @@ impl Decimal {
         (value < LIMIT).then_some(Decimal(if negative { -value } else { value }))
     }
 
+    /// From units of the last digit.
+    #[cfg(feature = "clickhouse")]
+    pub(crate) fn from_units(units: i128) -> Self {
+        Decimal(units)
+    }
+
+    /// In units of the last digit.
+    #[cfg(feature = "clickhouse")]
+    pub(crate) fn units(self) -> i128 {
+        self.0
+    }
+
     /// The sum, unless it is beyond what 128 bits hold.
     pub fn plus(self, other: Decimal) -> Option<Self> {
         self.0.checked_add(other.0).map(Decimal)

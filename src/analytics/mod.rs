@@ -9,6 +9,9 @@
 //! or after a newer one. Nothing has to be remembered to get that right: every change has a
 //! [`Version`], and a read model keeps the highest of each record. A deletion is a version too.
 //!
+//! Instead of a relay, Debezium may carry the rows of modules from PostgreSQL's log to a topic
+//! ([`Source::Debezium`]): the same versions, with pulses from a table.
+//!
 //! A relay with [pulses](crate::bus::Pulse) says in every partition up to when the topic is complete. The
 //! earliest of the last pulses of all partitions is `lastSyncAt`: every write that was acknowledged
 //! before it is in the answer. Not by the times of events: two of them may be written in the other order
@@ -28,17 +31,22 @@
 //! # Ok::<(), hapax::Error>(()) }).unwrap();
 //! ```
 //!
+//! [`verify()`] compares a read model with its records while both are in use.
+//!
 //! This room uses records, buses and names. It knows no database; read models are in
 //! [`backend`](crate::backend).
 
 mod ask;
 mod change;
+mod debezium;
 mod decimal;
 mod feed;
 mod query;
+mod row;
 mod snapshot;
 mod synced;
 mod tally;
+mod verify;
 mod version;
 
 use std::ops::Range;
@@ -47,16 +55,24 @@ use std::sync::Arc;
 use async_trait::async_trait;
 pub use uuid::Uuid;
 
-pub use ask::{Analytics, RecordsQuery};
-pub use change::{Change, Input, Rejected};
+pub use ask::{Analytics, RecordsPages, RecordsQuery};
+pub use change::{Change, Input, Rejected, Source};
+#[cfg(feature = "postgres")]
+pub(crate) use debezium::{PULSES, pulse_rows};
 pub use decimal::Decimal;
 pub use feed::{Feed, FeedHandle, FeedProgress, FeedSettings};
 pub use query::{
     Answer, Field, GROUPS_MAX, Group, Groups, ListPage, MEASURES_MAX, Measure, Measured, Meta, ReadToken,
     STALE_AFTER, Selection, Tally,
 };
+#[cfg(feature = "clickhouse")]
+pub(crate) use query::{DEPTH_MAX, FIELD_MAX};
+pub use row::Row;
 pub(crate) use synced::{Synced, earliest, held_back};
 pub(crate) use tally::Tallying;
+#[cfg(feature = "clickhouse")]
+pub(crate) use tally::group_text;
+pub use verify::{Difference, Sum, Sums, TenantModule, Verified, VerifySettings, verify};
 pub use version::{SEQ_MAX, Version};
 
 pub use crate::backend::memory::analytics::MemoryReadModel;
@@ -65,7 +81,7 @@ use crate::bus::Partition;
 use crate::clock::Time;
 use crate::error::Result;
 use crate::id::Topic;
-use crate::records::{Listed, ModuleSlug};
+use crate::records::{Listed, ModuleSlug, Scan};
 
 /// What a [`Feed`] read from one partition, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -99,7 +115,9 @@ impl Block {
 
     /// Covers everything up to an offset.
     fn reach(&mut self, end: i64) {
-        self.offsets = Some(self.offsets.as_ref().map_or(end, |offsets| offsets.start.min(end))..end);
+        let (start, before) =
+            self.offsets.as_ref().map_or((end, end), |offsets| (offsets.start, offsets.end));
+        self.offsets = Some(start.min(end)..before.max(end));
     }
 
     /// The offset after what it covers.
@@ -143,6 +161,9 @@ impl RejectedEntry {
     }
 }
 
+/// Takes the pieces of a file, in order.
+pub type Pieces<'p> = &'p mut (dyn FnMut(&[u8]) -> std::io::Result<()> + Send);
+
 /// Keeps the current version of every record, and answers questions about them.
 ///
 /// # Contract
@@ -170,12 +191,18 @@ impl RejectedEntry {
 /// 8. `since` compares the time of the record's current version.
 /// 9. A payload comes back as the same JSON value, its numbers digit for digit.
 /// 10. What was applied survives a restart, where the model is [durable](ReadModel::durable).
+/// 11. An id is made with the model and stays: whoever opens the model gets it, and no other model has it.
+///     What was read for one model is not applied to another that has taken its place: `apply` then fails
+///     with an error that is not retryable, until `expect` begins with the new model.
+/// 12. A scan hashes what is stored, also of what is no JSON any more. Following its pages shows every record
+///     that was there all the time once, in its current version; deleted ones are not in it. The rows of a
+///     tenant and module are ordered by the bytes of their ids. A page is empty only if nothing follows.
 #[async_trait]
 pub trait ReadModel: Send + Sync + 'static {
     /// Applies blocks, each of another partition.
     async fn apply(&self, blocks: &[Block]) -> Result<()>;
 
-    /// Expects pulses from every partition of a topic: without them `last_sync_at` is unknown.
+    /// Begins a feed: expects pulses from every partition of a topic. Without them `last_sync_at` is unknown.
     async fn expect(&self, topic: &Topic, partitions: i32) -> Result<()>;
 
     /// A page of records.
@@ -183,6 +210,9 @@ pub trait ReadModel: Send + Sync + 'static {
 
     /// Numbers about records.
     async fn tally(&self, of: &Selection, what: &Tally) -> Result<Groups>;
+
+    /// A page of the rows of all tenants, or some, for whoever compares them with their records.
+    async fn scan(&self, scan: &Scan) -> Result<Vec<Row>>;
 
     /// Up to when everything is applied, for a tenant. Read it before the rows that it is to speak of.
     async fn last_sync_at(&self, tenant: Uuid) -> Result<Option<Time>>;
@@ -199,8 +229,26 @@ pub trait ReadModel: Send + Sync + 'static {
     /// Gives a rejected change up, so that it holds nothing back. False if there is none.
     async fn drop_rejected(&self, partition: &Partition, offset: i64) -> Result<bool>;
 
+    /// The id of the model; `None` if it keeps none.
+    async fn id(&self) -> Result<Option<Uuid>> {
+        Ok(None)
+    }
+
     /// The time by the model's clock.
     async fn now(&self) -> Result<Time>;
+
+    /// Writes all records of a selection as one Parquet file, piece by piece. A file that cannot be finished is
+    /// an error. [`Unsupported`](crate::Error::Unsupported) where the model has no engine for it.
+    async fn export_parquet(&self, of: &Selection, to: Pieces<'_>) -> Result<()> {
+        let (_, _) = (of, to);
+        let told = "this read model writes no Parquet files; one in ClickHouse does (analytics.url)";
+        Err(crate::Error::Unsupported(told.into()))
+    }
+
+    /// The statements that make its tables, if it has any.
+    fn schema(&self) -> Vec<String> {
+        Vec::new()
+    }
 
     /// What an approximate answer may count wrongly; `None` if it is never wrong.
     fn approximate(&self) -> Option<&'static str> {
@@ -225,6 +273,9 @@ impl<M: ReadModel + ?Sized> ReadModel for Arc<M> {
     async fn tally(&self, of: &Selection, what: &Tally) -> Result<Groups> {
         (**self).tally(of, what).await
     }
+    async fn scan(&self, scan: &Scan) -> Result<Vec<Row>> {
+        (**self).scan(scan).await
+    }
     async fn last_sync_at(&self, tenant: Uuid) -> Result<Option<Time>> {
         (**self).last_sync_at(tenant).await
     }
@@ -240,8 +291,17 @@ impl<M: ReadModel + ?Sized> ReadModel for Arc<M> {
     async fn drop_rejected(&self, partition: &Partition, offset: i64) -> Result<bool> {
         (**self).drop_rejected(partition, offset).await
     }
+    async fn id(&self) -> Result<Option<Uuid>> {
+        (**self).id().await
+    }
     async fn now(&self) -> Result<Time> {
         (**self).now().await
+    }
+    async fn export_parquet(&self, of: &Selection, to: Pieces<'_>) -> Result<()> {
+        (**self).export_parquet(of, to).await
+    }
+    fn schema(&self) -> Vec<String> {
+        (**self).schema()
     }
     fn approximate(&self) -> Option<&'static str> {
         (**self).approximate()

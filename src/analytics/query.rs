@@ -22,9 +22,9 @@ pub const MEASURES_MAX: usize = 16;
 pub const STALE_AFTER: Duration = Duration::from_secs(5);
 
 /// The longest field, in characters.
-const FIELD_MAX: usize = 255;
+pub(crate) const FIELD_MAX: usize = 255;
 /// The deepest field.
-const DEPTH_MAX: usize = 16;
+pub(crate) const DEPTH_MAX: usize = 16;
 
 /// A value within a payload, as a JSON pointer (RFC 6901): `/amount`, `/customer/city`.
 ///

@@ -8,7 +8,7 @@ use super::{Block, Change, FeedSettings, ReadModel, Version};
 use crate::bus::{Bus, Partition};
 use crate::error::Result;
 use crate::event::Origin;
-use crate::records::{OfTenant, Snapshot};
+use crate::records::{OfTenant, Scan, Snapshot};
 
 /// How many records are read at once.
 const PAGE: usize = 1000;
@@ -30,12 +30,12 @@ pub(super) async fn take(
         oldest.push((known.partition.clone(), bus.range(&known.partition).await?.0));
     }
     let partitions = i32::try_from(oldest.len()).unwrap_or(i32::MAX);
-    let mut last: Option<OfTenant> = None;
+    let mut scan = Scan::new(PAGE);
     let mut count = 0_u64;
     loop {
-        let page = source.snapshot(last.as_ref(), PAGE).await?;
-        let Some(next) = page.last() else { break };
-        last = Some(next.clone());
+        let page = source.snapshot(&scan).await?;
+        let Some(last) = page.last() else { break };
+        scan.after = Some(last.name());
         count += page.len() as u64;
         // The offsets are noted at the end: until then the model has read nothing, and begins again.
         let Some((partition, _)) = oldest.first() else { break };

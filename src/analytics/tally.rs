@@ -56,7 +56,11 @@ impl<'q> Tallying<'q> {
 /// The value that groups a record, as JSON text in one way of writing it. A record whose field is
 /// missing, null, an object, an array or longer than [`KEY_BYTES_MAX`] has none.
 fn group_key(field: &Field, payload: &str) -> Option<String> {
-    let value = field.find(payload)?.get();
+    group_text(field.find(payload)?.get())
+}
+
+/// The same of the value itself.
+pub(crate) fn group_text(value: &str) -> Option<String> {
     if value == "null" || value.starts_with(['{', '[']) || value.len() > KEY_BYTES_MAX {
         return None;
     }

@@ -7,6 +7,7 @@ pub(crate) mod access;
 pub(crate) mod analytics;
 pub(crate) mod journal;
 pub(crate) mod keys;
+pub(crate) mod projection;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -282,11 +283,11 @@ impl Store {
         }
     }
 
-    fn sweep(&mut self, terms: SweepSettings) -> Swept {
+    fn sweep(&mut self, settings: SweepSettings) -> Swept {
         let now = self.now();
-        let pace = Pace::next(self.pace, now, terms.retention);
+        let pace = Pace::next(self.pace, now, settings.retention);
         self.pace = Some(pace);
-        let cutoff = now.minus(pace.terms(terms).retention);
+        let cutoff = now.minus(pace.apply(settings).retention);
         let mut swept = Swept { paused_until: pace.paused_until, ..Swept::default() };
         for row in self.rows.values_mut().chain(self.kept.values_mut()) {
             if row.is_overdue(now) {
@@ -546,12 +547,12 @@ impl Operations for MemoryLedger {
         Ok(self.lock().audit.iter().rev().take(limit).cloned().collect())
     }
 
-    async fn sweep(&self, terms: SweepSettings) -> Result<Swept> {
+    async fn sweep(&self, settings: SweepSettings) -> Result<Swept> {
         let mut store = self.lock();
-        if terms.dry_run {
-            return Ok(store.clone().sweep(terms));
+        if settings.dry_run {
+            return Ok(store.clone().sweep(settings));
         }
-        Ok(store.sweep(terms))
+        Ok(store.sweep(settings))
     }
 
     async fn check(&self) -> Result<Vec<Finding>> {

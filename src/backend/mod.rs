@@ -4,8 +4,12 @@
 //! A backend implements contracts (`ledger`, `journal`, `bus`, `window`) and uses them and names only.
 //! It knows neither who calls it nor where its settings come from.
 
+#[cfg(feature = "clickhouse")]
+pub mod clickhouse;
 pub mod memory;
 pub mod object;
+#[cfg(feature = "opensearch")]
+pub mod opensearch;
 mod pools;
 #[cfg(feature = "postgres")]
 pub mod postgres;

@@ -1,9 +1,8 @@
 //! What a member believes is assigned to it, and the events that bring it in line with the group.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::ops::Range;
+use std::collections::BTreeMap;
 
-use super::{Assignment, BusEvent, Partition};
+use super::{Assignment, BusEvent, Partition, Received};
 use crate::error::{Error, Result};
 
 /// A partition of this member, as the group records it.
@@ -38,8 +37,6 @@ pub(crate) struct Assignments {
     returned: BTreeMap<Partition, u64>,
     /// Rotates which partition delivers first, so that a busy one does not starve the others.
     turn: usize,
-    /// `Removed` events that were not returned yet.
-    removed: VecDeque<BusEvent>,
 }
 
 impl Assignments {
@@ -67,9 +64,6 @@ impl Assignments {
         }
         if !revoked.is_empty() {
             return Some(BusEvent::Revoked(revoked));
-        }
-        if let Some(removed) = self.removed.pop_front() {
-            return Some(removed);
         }
         let returned =
             |m: &GroupAssignment| self.returned.get(&m.assigned.partition) >= Some(&m.assigned.epoch);
@@ -104,17 +98,33 @@ impl Assignments {
         all
     }
 
-    /// Notes that records in this range of offsets were delivered. Offsets of these buses have no
+    /// The event for records that were read: they are delivered, unless retention removed records
+    /// before them. Then that is the event, and they are read again. Offsets of these buses have no
     /// gaps except those that retention leaves.
-    pub(crate) fn delivered(&mut self, partition: &Partition, offsets: Range<i64>) {
-        self.turn = self.turn.wrapping_add(1);
-        if let Some(own) = self.held.get_mut(partition) {
-            if own.position < offsets.start {
-                let gone = own.position..offsets.start;
-                self.removed.push_back(BusEvent::Removed { partition: partition.clone(), offsets: gone });
+    pub(crate) fn deliver(&mut self, mut records: Vec<Received>) -> BusEvent {
+        let mut ends = BTreeMap::new();
+        for (at, received) in records.iter().enumerate() {
+            let (partition, offset) = (received.partition(), received.origin.offset);
+            let Some(own) = self.held.get_mut(&partition) else { continue };
+            let before = ends.get(&partition).copied();
+            let next = before.unwrap_or(own.position);
+            if next < offset && before.is_none() {
+                own.position = offset;
+                return BusEvent::Removed { partition, offsets: next..offset };
             }
-            own.position = offsets.end;
+            if next < offset {
+                records.truncate(at); // the rest comes after `Removed`
+                break;
+            }
+            ends.insert(partition, offset + 1);
         }
+        for (partition, end) in ends {
+            self.turn = self.turn.wrapping_add(1);
+            if let Some(own) = self.held.get_mut(&partition) {
+                own.position = end;
+            }
+        }
+        BusEvent::Records(records)
     }
 
     /// Pauses or resumes the partitions that are still assigned under the same epoch.

@@ -6,7 +6,7 @@
 
 /// A partition as the plan sees it. Members are indexes.
 #[derive(Debug, Clone)]
-pub(crate) struct Seat {
+pub(crate) struct PartitionSlot {
     /// The member it is assigned to.
     pub holder: Option<usize>,
     /// Whether it is being revoked already.
@@ -19,45 +19,45 @@ pub(crate) struct Seat {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Assign a free partition to a member.
-    Give {
+    Assign {
         /// The partition.
-        seat: usize,
+        slot: usize,
         /// The member.
         to: usize,
     },
     /// Revoke a partition.
     Revoke {
         /// The partition.
-        seat: usize,
+        slot: usize,
     },
 }
 
 /// The steps after which every partition is assigned, and no member has two more than another
 /// eligible one.
-pub(crate) fn plan(members: usize, seats: &[Seat]) -> Vec<Step> {
+pub(crate) fn plan(members: usize, slots: &[PartitionSlot]) -> Vec<Step> {
     let mut load = vec![0_usize; members];
-    for seat in seats.iter().filter(|seat| !seat.revoking) {
-        if let Some(holder) = seat.holder {
+    for slot in slots.iter().filter(|slot| !slot.revoking) {
+        if let Some(holder) = slot.holder {
             load[holder] += 1;
         }
     }
     let mut steps = Vec::new();
     // Partitions that are being revoked will go to some member. Count them, so that no more are
     // revoked than needed.
-    for (at, seat) in seats.iter().enumerate().filter(|(_, seat)| seat.revoking || seat.holder.is_none()) {
-        let Some(to) = seat.eligible.iter().copied().min_by_key(|m| (load[*m], *m)) else { continue };
+    for (at, slot) in slots.iter().enumerate().filter(|(_, slot)| slot.revoking || slot.holder.is_none()) {
+        let Some(to) = slot.eligible.iter().copied().min_by_key(|m| (load[*m], *m)) else { continue };
         load[to] += 1;
-        if seat.holder.is_none() {
-            steps.push(Step::Give { seat: at, to });
+        if slot.holder.is_none() {
+            steps.push(Step::Assign { slot: at, to });
         }
     }
-    for (at, seat) in seats.iter().enumerate().rev().filter(|(_, seat)| !seat.revoking) {
-        let Some(holder) = seat.holder else { continue };
-        let Some(to) = seat.eligible.iter().copied().min_by_key(|m| (load[*m], *m)) else { continue };
+    for (at, slot) in slots.iter().enumerate().rev().filter(|(_, slot)| !slot.revoking) {
+        let Some(holder) = slot.holder else { continue };
+        let Some(to) = slot.eligible.iter().copied().min_by_key(|m| (load[*m], *m)) else { continue };
         if load[holder] >= load[to] + 2 {
             load[holder] -= 1;
             load[to] += 1;
-            steps.push(Step::Revoke { seat: at });
+            steps.push(Step::Revoke { slot: at });
         }
     }
     steps
@@ -67,24 +67,24 @@ pub(crate) fn plan(members: usize, seats: &[Seat]) -> Vec<Step> {
 mod tests {
     use super::*;
 
-    fn seat(holder: Option<usize>, members: usize) -> Seat {
-        Seat { holder, revoking: false, eligible: (0..members).collect() }
+    fn slot(holder: Option<usize>, members: usize) -> PartitionSlot {
+        PartitionSlot { holder, revoking: false, eligible: (0..members).collect() }
     }
 
     /// Carries a plan out, as if every member released its partitions at once.
-    fn settle(members: usize, seats: &mut [Seat]) -> usize {
+    fn settle(members: usize, slots: &mut [PartitionSlot]) -> usize {
         let mut moves = 0;
         loop {
-            let steps = plan(members, seats);
+            let steps = plan(members, slots);
             if steps.is_empty() {
                 return moves;
             }
             for step in steps {
                 match step {
-                    Step::Give { seat, to } => seats[seat].holder = Some(to),
-                    Step::Revoke { seat } => {
+                    Step::Assign { slot, to } => slots[slot].holder = Some(to),
+                    Step::Revoke { slot } => {
                         moves += 1;
-                        seats[seat].holder = None;
+                        slots[slot].holder = None;
                     }
                 }
             }
@@ -95,17 +95,17 @@ mod tests {
     fn everything_is_spread_and_what_can_stay_stays() {
         for members in 1..6 {
             for partitions in 0..13 {
-                let mut seats = vec![seat(None, members); partitions];
-                assert_eq!(settle(members, &mut seats), 0, "free partitions are given, not moved");
-                let before: Vec<_> = seats.iter().map(|s| s.holder).collect();
+                let mut slots = vec![slot(None, members); partitions];
+                assert_eq!(settle(members, &mut slots), 0, "free partitions are given, not moved");
+                let before: Vec<_> = slots.iter().map(|s| s.holder).collect();
                 // One more member: only the partitions it gets move.
-                for seat in &mut seats {
-                    seat.eligible.push(members);
+                for slot in &mut slots {
+                    slot.eligible.push(members);
                 }
-                let moves = settle(members + 1, &mut seats);
-                let changed = seats.iter().zip(&before).filter(|(now, was)| now.holder != **was).count();
+                let moves = settle(members + 1, &mut slots);
+                let changed = slots.iter().zip(&before).filter(|(now, was)| now.holder != **was).count();
                 assert_eq!(moves, changed);
-                let has = |m| seats.iter().filter(|s| s.holder == Some(m)).count();
+                let has = |m| slots.iter().filter(|s| s.holder == Some(m)).count();
                 assert_eq!(changed, has(members), "{members} members, {partitions} partitions");
                 let (low, high) =
                     (0..=members).map(has).fold((usize::MAX, 0), |(l, h), n| (l.min(n), h.max(n)));
@@ -116,21 +116,21 @@ mod tests {
 
     #[test]
     fn what_is_asked_back_is_not_asked_back_twice() {
-        let mut seats = vec![seat(Some(0), 2); 4];
-        let steps = plan(2, &seats);
+        let mut slots = vec![slot(Some(0), 2); 4];
+        let steps = plan(2, &slots);
         assert_eq!(steps.len(), 2);
         for step in steps {
-            let Step::Revoke { seat } = step else { panic!("{step:?}") };
-            seats[seat].revoking = true;
+            let Step::Revoke { slot } = step else { panic!("{step:?}") };
+            slots[slot].revoking = true;
         }
-        assert_eq!(plan(2, &seats), []);
+        assert_eq!(plan(2, &slots), []);
     }
 
     #[test]
     fn topics_go_to_those_who_want_them() {
-        let only = |m| Seat { holder: None, revoking: false, eligible: vec![m] };
-        let mut seats = vec![only(0), only(0), only(0), only(1)];
-        assert_eq!(settle(2, &mut seats), 0);
-        assert_eq!(seats.iter().map(|s| s.holder).collect::<Vec<_>>(), [Some(0), Some(0), Some(0), Some(1)]);
+        let only = |m| PartitionSlot { holder: None, revoking: false, eligible: vec![m] };
+        let mut slots = vec![only(0), only(0), only(0), only(1)];
+        assert_eq!(settle(2, &mut slots), 0);
+        assert_eq!(slots.iter().map(|s| s.holder).collect::<Vec<_>>(), [Some(0), Some(0), Some(0), Some(1)]);
     }
 }

@@ -133,8 +133,8 @@ impl Bus for MemoryBus {
         Ok(Box::new(member))
     }
 
-    async fn create_topic(&self, topic: &Topic, terms: TopicSettings) -> Result<bool> {
-        self.shared.change(|state| state.create_topic(topic, terms))
+    async fn create_topic(&self, topic: &Topic, settings: TopicSettings) -> Result<bool> {
+        self.shared.change(|state| state.create_topic(topic, settings))
     }
 
     async fn topic(&self, topic: &Topic) -> Result<Option<TopicInfo>> {
@@ -193,14 +193,10 @@ impl Member {
         }
         let mut records = Vec::new();
         for (assigned, position) in self.assignments.readable() {
-            let before = records.len();
-            state.read(&assigned.partition, position, RECORDS_MAX - before, &mut records);
-            if let (Some(first), Some(last)) = (records.get(before), records[before..].last()) {
-                let offsets = first.origin.offset..last.origin.offset + 1;
-                self.assignments.delivered(&assigned.partition, offsets);
-            }
+            let left = RECORDS_MAX - records.len();
+            state.read(&assigned.partition, position, left, &mut records);
         }
-        if records.is_empty() { Err(state.overdue_at(group)) } else { Ok(BusEvent::Records(records)) }
+        if records.is_empty() { Err(state.overdue_at(group)) } else { Ok(self.assignments.deliver(records)) }
     }
 }
 

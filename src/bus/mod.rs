@@ -31,6 +31,7 @@ pub(crate) mod route;
 #[cfg(feature = "sqlite")]
 pub use crate::backend::sqlite::bus::{self as embedded, EmbeddedBus};
 pub use memory::MemoryBus;
+pub(crate) use pulse::PARTITIONS_MAX;
 pub use pulse::{PULSE, Pulse};
 
 pub use crate::event::Record;
@@ -51,6 +52,11 @@ impl Received {
     /// A record that was read in full.
     pub fn new(record: Record, origin: Origin) -> Self {
         Received { record, origin, unreadable: None }
+    }
+
+    /// The partition it is stored in.
+    pub(crate) fn partition(&self) -> Partition {
+        Partition { topic: self.origin.topic.clone(), number: self.origin.partition }
     }
 }
 
@@ -93,7 +99,7 @@ pub enum BusEvent {
     /// The group has already taken these partitions. Commits of them are refused.
     Lost(Vec<Assignment>),
     /// Retention removed records before this member read them. It continues with the oldest
-    /// remaining record.
+    /// remaining record, which comes after this event.
     Removed {
         /// The partition they belonged to.
         partition: Partition,
@@ -244,6 +250,10 @@ pub type OnAnswer<'t> = &'t mut (dyn FnMut(usize, Result<Origin>) + Send);
 ///     mean the same as those of `publish`. A record that was published after the acknowledgement of
 ///     another arrives after it, if both are in one partition, whoever published them. `NotFound`
 ///     if there is no such partition; then nothing is stored.
+/// 13. If retention removed records that a member did not read, the member receives `Removed` with
+///     their offsets before the first record behind them. Whoever passes a record on therefore knows
+///     what is missing before it. A bus that cannot learn whether records were removed or never
+///     existed reports them as removed.
 #[async_trait]
 pub trait Bus: Send + Sync + 'static {
     /// Publishes records to a topic, in order, and returns an answer for each.

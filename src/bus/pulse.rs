@@ -19,7 +19,7 @@ use crate::event::{Headers, Record};
 pub const PULSE: &str = "hapax_pulse";
 
 /// The most partitions that a pulse may speak of: a hostile one must not make readers expect more.
-const PARTITIONS_MAX: i32 = 100_000;
+pub(crate) const PARTITIONS_MAX: i32 = 100_000;
 
 /// Everything that was acknowledged before this time lies before this record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -61,10 +61,10 @@ impl Pulse {
         });
         Some(parsed.ok_or_else(|| {
             let shown = String::from_utf8_lossy(&value[..value.len().min(40)]).into_owned();
-            let why = format!(
+            let reason = format!(
                 "its header {PULSE} is {shown:?}, not microseconds since 1970, a slash and 1 to {PARTITIONS_MAX} partitions"
             );
-            Error::invalid("pulse", why)
+            Error::invalid("pulse", reason)
         }))
     }
 

@@ -55,12 +55,12 @@ pub(crate) fn check_name(topic: &Topic) -> Result<()> {
 }
 
 /// Checks that a topic with this name and these settings can be created.
-pub(crate) fn check_topic(topic: &Topic, terms: &TopicSettings) -> Result<()> {
+pub(crate) fn check_topic(topic: &Topic, settings: &TopicSettings) -> Result<()> {
     check_name(topic)?;
-    if !(1..=PARTITIONS_MAX).contains(&terms.partitions) {
+    if !(1..=PARTITIONS_MAX).contains(&settings.partitions) {
         return Err(Error::invalid(
             "partitions",
-            format!("{} for the topic {topic}; a topic has 1 to {PARTITIONS_MAX}", terms.partitions),
+            format!("{} for the topic {topic}; a topic has 1 to {PARTITIONS_MAX}", settings.partitions),
         ));
     }
     Ok(())

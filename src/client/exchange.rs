@@ -71,7 +71,7 @@ enum Attempt {
 
 /// What the attempts so far have shown.
 #[derive(Default)]
-struct Course {
+struct History {
     attempts: u32,
     a_few: u32,
     in_doubt: bool,
@@ -94,40 +94,40 @@ impl Client {
             return Err(Error::invalid("the request", format!("it has {bytes} bytes; the limit is {limit}")));
         }
         let deadline = Instant::now().checked_add(settings.deadline); // `None`: it is too far away
-        let mut course = Course { in_doubt: call.in_doubt, ..Course::default() };
+        let mut history = History { in_doubt: call.in_doubt, ..History::default() };
         let first = Instant::now();
         loop {
             let sent = Sent { first, last: Instant::now() };
             let left = deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
             let attempt = self.attempt(call, left.min(settings.attempt_timeout)).await?;
-            course.attempts = course.attempts.saturating_add(1);
+            history.attempts = history.attempts.saturating_add(1);
             let (verdict, after) = match attempt {
                 Attempt::Reply { replayed, body } => match read(&Reply { replayed, body, sent }) {
                     Ok(value) => return Ok(value),
                     Err(odd) => {
-                        course.note(odd, None, None);
+                        history.record(odd, None, None);
                         (Verdict::Again { in_doubt: true }, None)
                     }
                 },
                 Attempt::Problem { problem, after } => {
                     let verdict = problem.verdict(after.is_some());
-                    course.note(problem.to_string(), Some(problem), None);
+                    history.record(problem.to_string(), Some(problem), None);
                     (verdict, after)
                 }
                 Attempt::Nothing { said, after, verdict, source } => {
-                    course.note(said, None, source);
+                    history.record(said, None, source);
                     (verdict, after)
                 }
             };
-            if !course.goes_on(verdict) {
-                return Err(course.end(call, verdict));
+            if !history.goes_on(verdict) {
+                return Err(history.end(call, verdict));
             }
-            let pause = pause(settings, course.attempts, after);
+            let pause = pause(settings, history.attempts, after);
             let in_time = |at: &Instant| deadline.is_none_or(|end| *at + ATTEMPT_MIN < end);
             let wakes = Instant::now().checked_add(pause).filter(in_time);
-            let Some(wakes) = wakes else { return Err(course.end(call, verdict)) };
+            let Some(wakes) = wakes else { return Err(history.end(call, verdict)) };
             tracing::debug!(
-                target: "hapax::client", call = %call.what, attempt = course.attempts, said = %course.said,
+                target: "hapax::client", call = %call.what, attempt = history.attempts, said = %history.said,
                 pause_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX), "no answer yet; trying again"
             );
             tokio::time::sleep_until(wakes).await;
@@ -250,9 +250,9 @@ fn judge(response: &Response, body: Vec<u8>, after_max: Duration) -> Attempt {
     Attempt::Nothing { said, after, verdict, source: None }
 }
 
-impl Course {
+impl History {
     /// Notes what came of an attempt.
-    fn note(&mut self, said: String, problem: Option<Problem>, source: Option<Source>) {
+    fn record(&mut self, said: String, problem: Option<Problem>, source: Option<Source>) {
         self.said = said;
         self.problem = problem;
         self.source = source;

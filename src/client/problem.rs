@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::prepared::PreparedWrite;
-use crate::error::Error;
+use crate::error::{Error, SERVER_CODES};
 use crate::id::Visible;
 use crate::keyed;
 
@@ -103,27 +103,9 @@ impl Problem {
     }
 }
 
-/// The codes that only a server has, as in `problem::CODES`, which is not built without a server.
-const OF_SERVERS: [&str; 14] = [
-    "route-unknown",
-    "method-not-allowed",
-    "json-invalid",
-    "media-type",
-    "request-timeout",
-    "host-forbidden",
-    "origin-forbidden",
-    "forbidden",
-    "unauthenticated",
-    "rate-limited",
-    "overloaded",
-    "not-ready",
-    "internal",
-    "precondition-required",
-];
-
 /// Whether this build knows what a code means, whatever headers a proxy adds.
 fn is_known(code: &str) -> bool {
-    Error::CODES.contains(&code) || keyed::PROBLEMS.contains(&code) || OF_SERVERS.contains(&code)
+    Error::CODES.contains(&code) || keyed::PROBLEMS.contains(&code) || SERVER_CODES.contains(&code)
 }
 
 /// What to do about an answer.
@@ -178,10 +160,8 @@ mod tests {
     /// A known code is final, unless it is one of those that pass.
     #[test]
     fn every_code_of_the_server_is_known() {
-        #[cfg(feature = "axum")]
-        assert_eq!(OF_SERVERS, crate::problem::CODES);
         let mut repeated: Vec<_> =
-            Error::CODES.into_iter().chain(keyed::PROBLEMS).chain(OF_SERVERS).collect();
+            Error::CODES.into_iter().chain(keyed::PROBLEMS).chain(SERVER_CODES).collect();
         repeated.retain(|code| of(code).verdict(true) != Verdict::Stop);
         repeated.sort_unstable();
         let pass = [

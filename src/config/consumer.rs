@@ -11,7 +11,7 @@ use crate::id::{Scope, Topic};
 /// `consume --exec` runs its children, and how a strict order waits.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub struct ConsumerConfig {
+pub struct ConsumerSection {
     /// How many children `consume --exec` runs.
     pub workers: usize,
     /// How long a child may take to react to a cancellation.
@@ -20,9 +20,9 @@ pub struct ConsumerConfig {
     pub gap_timeout: Duration,
 }
 
-impl ConsumerConfig {
+impl ConsumerSection {
     pub(super) fn of(of: &Typed<'_>) -> Result<Self> {
-        Ok(ConsumerConfig {
+        Ok(ConsumerSection {
             workers: of.int("consumer.workers")? as usize,
             cancel_grace: of.millis("consumer.cancel_grace_ms")?,
             gap_timeout: of.millis("consumer.gap_timeout_ms")?,

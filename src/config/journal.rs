@@ -12,7 +12,7 @@ use crate::relay::RelaySettings;
 /// The journal's settings.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub struct JournalConfig {
+pub struct JournalSection {
     /// The URL of the journal; may contain a password.
     pub url: String,
     /// The PostgreSQL schema.
@@ -27,11 +27,11 @@ pub struct JournalConfig {
     pub allocator: AllocatorSettings,
 }
 
-impl JournalConfig {
+impl JournalSection {
     pub(super) fn of(of: &Typed<'_>) -> Result<Self> {
         let set = |key: &str| of.text(key).map(|text| Some(text.to_owned()).filter(|text| !text.is_empty()));
         let ledger = set("ledger.url")?.filter(|url| url.starts_with("postgres"));
-        Ok(JournalConfig {
+        Ok(JournalSection {
             url: of.text("journal.url")?.to_owned(),
             schema: of.text("journal.schema")?.to_owned(),
             migrate: if of.text("journal.migrate")? == "check" { Migrate::Check } else { Migrate::Auto },

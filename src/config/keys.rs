@@ -9,7 +9,7 @@ use crate::open::OpenSettings;
 /// The settings of keyed writes.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub struct KeysConfig {
+pub struct KeysSection {
     /// The URL of the store of keys; may contain a password.
     pub url: String,
     /// The same with the role that sweeps and lists the keys of all tenants; may contain a password.
@@ -18,9 +18,9 @@ pub struct KeysConfig {
     pub retention: Duration,
 }
 
-impl KeysConfig {
+impl KeysSection {
     pub(super) fn of(of: &Typed<'_>) -> Result<Self> {
-        Ok(KeysConfig {
+        Ok(KeysSection {
             url: of.text("keys.url")?.to_owned(),
             maintenance_url: Some(of.text("keys.maintenance_url")?.to_owned()).filter(|url| !url.is_empty()),
             retention: Duration::from_secs(of.int("keys.retention_days")? * 86_400),

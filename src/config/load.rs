@@ -64,7 +64,7 @@ impl fmt::Display for Place {
             Place::EnvFile(name, path) => write!(f, "environment {name} ({})", path.display()),
             Place::File(path, key, _) => write!(f, "{} {key}", path.display()),
             Place::Default => f.write_str("default"),
-            Place::Because(why) => write!(f, "default: {why}"),
+            Place::Because(reason) => write!(f, "default: {reason}"),
         }
     }
 }
@@ -97,13 +97,13 @@ impl Value {
     }
 
     /// Gives an unset setting the value that follows from other settings.
-    fn comes_to(&mut self, text: String, why: &'static str) {
+    fn comes_to(&mut self, text: String, reason: &'static str) {
         if self.text == text {
             return;
         }
         self.text = text;
         if self.place == Place::Default {
-            self.place = Place::Because(why);
+            self.place = Place::Because(reason);
         }
     }
 
@@ -351,14 +351,14 @@ fn derive(values: &mut [Value]) {
         ("analytics.url", reads, "in data.dir"),
         ("relay.flush_max", text("relay.batch_max"), "as relay.batch_max"),
     ];
-    for (key, text, why) in derived {
+    for (key, text, reason) in derived {
         let unset = |value: &&mut Value| match key {
             "journal.allocator" => value.place == Place::Default,
             "relay.flush_max" => value.text == "0",
             _ => value.text.is_empty() && !text.is_empty(),
         };
         if let Some(value) = values.iter_mut().find(|value| value.setting.key == key).filter(unset) {
-            value.comes_to(text, why);
+            value.comes_to(text, reason);
         }
     }
 }

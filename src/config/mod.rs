@@ -19,6 +19,7 @@
 //! Configuration uses the settings of every other module. None of them uses configuration.
 
 mod analytics;
+mod cdc;
 mod consumer;
 mod example;
 mod file;
@@ -26,6 +27,7 @@ mod journal;
 mod keys;
 mod kind;
 mod load;
+mod projection;
 mod records;
 mod scoped;
 mod serve;
@@ -37,15 +39,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use analytics::AnalyticsConfig;
-pub use consumer::ConsumerConfig;
+pub use analytics::AnalyticsSection;
+pub use cdc::CdcSection;
+pub use consumer::ConsumerSection;
 pub use example::example;
-pub use journal::JournalConfig;
-pub use keys::KeysConfig;
+pub use journal::JournalSection;
+pub use keys::KeysSection;
 pub use kind::Kind;
 pub use load::{Place, Sources, Value};
-pub use records::RecordsConfig;
-pub use serve::{Secret, ServeConfig};
+pub use projection::ProjectionSection;
+pub use records::RecordsSection;
+pub use serve::{Secret, ServeSection};
 pub use table::{ATTEMPTS_OF_SCOPE, SETTINGS, Setting, setting};
 
 pub use crate::backend::Migrate;
@@ -65,31 +69,35 @@ pub struct Config {
     /// The directory of embedded data.
     pub data_dir: PathBuf,
     /// `ledger.*`
-    pub ledger: LedgerConfig,
+    pub ledger: LedgerSection,
     /// `dedup.*`
-    pub dedup: DedupConfig,
+    pub dedup: DedupSection,
     /// `lease.*`
-    pub lease: LeaseConfig,
+    pub lease: LeaseSection,
     /// `retry.*`
-    pub retry: RetryConfig,
+    pub retry: RetrySection,
     /// `window.*`
-    pub window: WindowConfig,
+    pub window: WindowSection,
     /// `journal.*`
-    pub journal: JournalConfig,
+    pub journal: JournalSection,
     /// `keys.*`
-    pub keys: KeysConfig,
+    pub keys: KeysSection,
     /// `records.*`
-    pub records: RecordsConfig,
+    pub records: RecordsSection,
     /// `analytics.*`
-    pub analytics: AnalyticsConfig,
+    pub analytics: AnalyticsSection,
+    /// `cdc.*`
+    pub cdc: CdcSection,
+    /// `projection.*`
+    pub projection: ProjectionSection,
     /// `relay.*`
     pub relay: RelaySettings,
     /// The URL of the bus; may contain a password.
     pub bus_url: String,
     /// `consumer.*`, besides [`consumer_settings`](Config::consumer_settings)
-    pub consumer: ConsumerConfig,
+    pub consumer: ConsumerSection,
     /// `serve.*`
-    pub serve: ServeConfig,
+    pub serve: ServeSection,
     /// `telemetry.prefix`
     pub telemetry_prefix: String,
     values: Vec<Value>,
@@ -99,7 +107,7 @@ pub struct Config {
 /// The ledger's settings.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub struct LedgerConfig {
+pub struct LedgerSection {
     /// The URL of the ledger; may contain a password.
     pub url: String,
     /// The PostgreSQL schema.
@@ -127,7 +135,7 @@ pub struct LedgerConfig {
 /// The guard's settings.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub struct DedupConfig {
+pub struct DedupSection {
     /// The scope of claims that name none.
     pub default_scope: Option<Scope>,
     /// Whether the guard uses the ledger at all.
@@ -137,7 +145,7 @@ pub struct DedupConfig {
 /// The settings of leases.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub struct LeaseConfig {
+pub struct LeaseSection {
     /// How long a lease lasts unless it is extended.
     pub timeout: Duration,
     /// How often it is extended.
@@ -149,7 +157,7 @@ pub struct LeaseConfig {
 /// The settings of retries.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub struct RetryConfig {
+pub struct RetrySection {
     /// How many runs an event gets.
     pub attempts_max: u32,
     /// The pause after the first failure.
@@ -161,7 +169,7 @@ pub struct RetryConfig {
 /// The settings of the window.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub struct WindowConfig {
+pub struct WindowSection {
     /// The URL of the window, if there is one; may contain a password.
     pub url: Option<String>,
     /// How long it remembers.
@@ -179,7 +187,7 @@ impl Config {
         let of = Typed(&values);
         let data_dir = PathBuf::from(of.text("data.dir")?);
         let config = Config {
-            ledger: LedgerConfig {
+            ledger: LedgerSection {
                 url: of.text("ledger.url")?.to_owned(),
                 schema: of.text("ledger.schema")?.to_owned(),
                 migrate: if of.text("ledger.migrate")? == "check" { Migrate::Check } else { Migrate::Auto },
@@ -198,21 +206,21 @@ impl Config {
                 sweep: of.text("ledger.sweep")? == "true",
                 sweep_interval: of.seconds("ledger.sweep_interval_s")?,
             },
-            dedup: DedupConfig {
+            dedup: DedupSection {
                 default_scope: of.name("dedup.default_scope_id", Scope::new)?,
                 enabled: of.text("dedup.enabled")? == "true",
             },
-            lease: LeaseConfig {
+            lease: LeaseSection {
                 timeout: of.seconds("lease.timeout_s")?,
                 heartbeat: of.seconds("lease.heartbeat_s")?,
                 owner: of.name("lease.owner", Owner::new)?,
             },
-            retry: RetryConfig {
+            retry: RetrySection {
                 attempts_max: of.int("retry.attempts_max")? as u32,
                 backoff_base: of.millis("retry.backoff_base_ms")?,
                 backoff_max: of.millis("retry.backoff_max_ms")?,
             },
-            window: WindowConfig {
+            window: WindowSection {
                 url: Some(of.text("window.url")?.to_owned()).filter(|url| !url.is_empty()),
                 ttl: Duration::from_secs(of.int("window.ttl_hours")? * 3600),
                 epoch: Some(of.text("window.epoch")?)
@@ -224,14 +232,16 @@ impl Config {
                     _ => OnOutage::PassThrough,
                 },
             },
-            journal: JournalConfig::of(&of)?,
-            keys: KeysConfig::of(&of)?,
-            records: RecordsConfig::of(&of)?,
-            analytics: AnalyticsConfig::of(&of)?,
+            journal: JournalSection::of(&of)?,
+            keys: KeysSection::of(&of)?,
+            records: RecordsSection::of(&of)?,
+            analytics: AnalyticsSection::of(&of)?,
+            cdc: CdcSection::of(&of)?,
+            projection: ProjectionSection::of(&of)?,
             relay: journal::relay_settings(&of)?,
             bus_url: of.text("bus.url")?.to_owned(),
-            consumer: ConsumerConfig::of(&of)?,
-            serve: ServeConfig::of(&of)?,
+            consumer: ConsumerSection::of(&of)?,
+            serve: ServeSection::of(&of)?,
             telemetry_prefix: of.text("telemetry.prefix")?.to_owned(),
             data_dir,
             values,
@@ -271,6 +281,7 @@ impl Config {
                 self.serve.listen
             )));
         }
+        self.check_source()?;
         if self.data_dir.as_os_str().is_empty() {
             return Err(Error::Config(format!("{} is empty", Typed(&self.values).at("data.dir")?.place)));
         }

@@ -7,19 +7,19 @@ use crate::records::Roles;
 /// The settings of records.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub struct RecordsConfig {
+pub struct RecordsSection {
     /// The PostgreSQL roles besides the owner.
     pub roles: Roles,
     /// Accepts a role that bypasses row security, for development.
     pub accept_bypass: bool,
 }
 
-impl RecordsConfig {
+impl RecordsSection {
     pub(super) fn of(of: &Typed<'_>) -> Result<Self> {
         let role = |key: &str| -> Result<Option<String>> {
             Ok(Some(of.text(key)?.to_owned()).filter(|role| !role.is_empty()))
         };
-        Ok(RecordsConfig {
+        Ok(RecordsSection {
             roles: Roles { app: role("records.app_role")?, maintenance: role("records.maintenance_role")? },
             accept_bypass: of.text("records.accept_bypass")? == "true",
         })

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 /// The settings of the server.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub struct ServeConfig {
+pub struct ServeSection {
     /// Where it listens; port 0 picks a free one.
     pub listen: SocketAddr,
     /// Where it listens for operators instead, if that is somewhere else.
@@ -119,14 +119,14 @@ pub(super) const OF_SERVER: &[Setting] = &[
     },
 ];
 
-impl ServeConfig {
+impl ServeSection {
     pub(super) fn of(of: &Typed<'_>) -> Result<Self> {
         let count = |key: &str| of.int(key).map(|number| number as usize);
         let millis = |key: &str| of.int(key).map(Duration::from_millis);
         let Some(listen) = address(of, "serve.listen")? else {
             return Err(Error::Config(format!("{} is empty", of.at("serve.listen")?.place)));
         };
-        Ok(ServeConfig {
+        Ok(ServeSection {
             listen,
             admin_listen: address(of, "serve.admin_listen")?,
             hosts: hosts(of)?,

@@ -1,7 +1,9 @@
 //! The one table of settings: `load` resolves its rows and `hapax config show` prints them.
 
 use super::analytics::OF_ANALYTICS;
+use super::cdc::OF_CDC;
 use super::kind::Kind;
+use super::projection::OF_PROJECTION;
 use super::serve::OF_SERVER;
 use crate::error::{Error, Result};
 use crate::guard::ATTEMPTS_MAX;
@@ -104,7 +106,8 @@ const BUSES: Kind = Kind::Url(&[
     ("kafka", "kafka://HOST:PORT[,HOST:PORT]"),
     ("memory", ""),
 ]);
-const DATABASES: Kind = Kind::Url(&[("postgres", "postgres://USER@HOST/DATABASE"), ("postgresql", "")]);
+pub(super) const DATABASES: Kind =
+    Kind::Url(&[("postgres", "postgres://USER@HOST/DATABASE"), ("postgresql", "")]);
 
 pub(super) const fn int(min: u64, max: u64) -> Kind {
     Kind::Int { min, max }
@@ -114,11 +117,9 @@ pub(super) const fn int(min: u64, max: u64) -> Kind {
 const DAYS_MAX: u64 = 36_500;
 
 /// All settings, in the order in which they are shown.
-pub const SETTINGS: &[Setting] = &joined::<{ OF_EVENTS.len() + OF_ANALYTICS.len() + OF_SERVER.len() }>(&[
-    OF_EVENTS,
-    OF_ANALYTICS,
-    OF_SERVER,
-]);
+pub const SETTINGS: &[Setting] = &joined::<
+    { OF_EVENTS.len() + OF_ANALYTICS.len() + OF_CDC.len() + OF_PROJECTION.len() + OF_SERVER.len() },
+>(&[OF_EVENTS, OF_ANALYTICS, OF_CDC, OF_PROJECTION, OF_SERVER]);
 
 /// Joins lists; `N` is the length of all.
 const fn joined<const N: usize>(lists: &[&[Setting]]) -> [Setting; N] {

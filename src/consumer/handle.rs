@@ -122,6 +122,10 @@ impl<T, E: Into<Source>> FailedExt<T> for Result<T, E> {
 /// The result of a handler.
 pub type Handled = Result<(), Failed>;
 
+/// The result of a handler of leased batches: an outcome for each event, in order. An error is the
+/// failure of every event of the batch.
+pub type BatchHandled = Result<Vec<Handled>, Failed>;
+
 /// Limits how many handlers run at once below how many events are claimed at once, for runners with
 /// limited capacity.
 ///
@@ -141,9 +145,17 @@ pub type Permit = Box<dyn Any + Send>;
 
 /// Runs a handler for at most `limit`. A panic is a retryable failure.
 pub(crate) async fn within(limit: Duration, work: impl Future<Output = Handled> + Send) -> Handled {
+    ended_within(limit, work).await.flatten()
+}
+
+/// What a handler returned within `limit`; an error if it returned nothing.
+pub(crate) async fn ended_within<T>(
+    limit: Duration,
+    work: impl Future<Output = T> + Send,
+) -> Result<T, Failed> {
     use std::panic::AssertUnwindSafe;
     match tokio::time::timeout(limit, catch(AssertUnwindSafe(work))).await {
-        Ok(Ok(handled)) => handled,
+        Ok(Ok(value)) => Ok(value),
         Ok(Err(panic)) => Err(Failed::retryable(format!("the handler panicked: {panic}"))),
         Err(_) => {
             Err(Failed::retryable(format!("the handler did not end within {}", crate::words::span(limit))))

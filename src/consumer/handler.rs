@@ -12,8 +12,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde::de::DeserializeOwned;
 
-use super::handle::{Failed, Handled};
+use super::handle::{BatchHandled, Failed, Handled};
 use super::leased::{at_most_once, leased};
+use super::leased_batch::{LeasedEvent, leased_batch};
 use super::transactional::{BatchHandler, Transactional};
 use super::{Consumer, Counts};
 use crate::error::Result;
@@ -144,6 +145,41 @@ pub trait LeasedHandler<Args = ()>: Send + Sync + 'static {
     fn handle<'a>(&'a self, event: &'a Event, run: &'a Run) -> impl Future<Output = Handled> + Send + 'a;
 }
 
+/// Makes the effects of many events elsewhere in one call, each under its own lease: for sinks that
+/// take many at a time. At least once, and exactly once if the sink dedups on the key of each
+/// [`Run`].
+///
+/// Implemented for `async fn(&[LeasedEvent]) -> BatchHandled`. The answer has an outcome for each
+/// event, in order: an event that failed is retried or dead by itself, the others are done. An error
+/// instead of outcomes is the failure of each of them. If the handler panics, takes too long or
+/// returns another number of outcomes, nobody knows which event it was: its events then run one by
+/// one.
+///
+/// ```
+/// use hapax::consumer::{BatchHandled, Failed, LeasedBatchHandler, LeasedEvent};
+///
+/// struct Index { name: String }
+///
+/// impl LeasedBatchHandler for Index {
+///     async fn handle(&self, batch: &[LeasedEvent]) -> BatchHandled {
+///         let outcome = |item: &LeasedEvent| match item.event.payload.is_empty() {
+///             true => Err(Failed::fatal(format!("nothing to put into {}", self.name))),
+///             false => Ok(()),
+///         };
+///         Ok(batch.iter().map(outcome).collect())
+///     }
+/// }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a handler of leased batches",
+    label = "expected `async fn(&[LeasedEvent]) -> BatchHandled`",
+    note = "its future must be `Send`; state goes into a type of yours that implements `LeasedBatchHandler`"
+)]
+pub trait LeasedBatchHandler<Args = ()>: Send + Sync + 'static {
+    /// Makes the effects of all events, and tells the outcome of each, in order.
+    fn handle<'a>(&'a self, batch: &'a [LeasedEvent]) -> impl Future<Output = BatchHandled> + Send + 'a;
+}
+
 /// Makes an event's effect at most once: never twice, and never retried automatically.
 ///
 /// Implemented for `async fn(&Event) -> Handled`, and with [`Json<T>`](Json) as a second argument.
@@ -161,15 +197,18 @@ pub trait AtMostOnceHandler<Args = ()>: Send + Sync + 'static {
 /// express.
 macro_rules! borrowing_fn {
     ($name:ident <$a:lifetime $(, $param:ident)*> ($($argument:ty),*)) => {
+        borrowing_fn!($name<$a $(, $param)*>($($argument),*) -> Handled);
+    };
+    ($name:ident <$a:lifetime $(, $param:ident)*> ($($argument:ty),*) -> $output:ty) => {
         #[doc(hidden)]
         pub trait $name<$a $(, $param: $a)*>: Fn($($argument),*) -> Self::Future {
             /// The future it returns.
-            type Future: Future<Output = Handled> + Send + $a;
+            type Future: Future<Output = $output> + Send + $a;
         }
         impl<$a $(, $param: $a)*, F, R> $name<$a $(, $param)*> for F
         where
             F: Fn($($argument),*) -> R,
-            R: Future<Output = Handled> + Send + $a,
+            R: Future<Output = $output> + Send + $a,
         {
             type Future = R;
         }
@@ -180,6 +219,7 @@ borrowing_fn!(TxFn<'a, Tx>(&'a mut Tx, &'a Event));
 borrowing_fn!(TxDecodedFn<'a, Tx, A>(&'a mut Tx, &'a Event, A));
 borrowing_fn!(TxBatchFn<'a, Tx>(&'a mut Tx, &'a [Event]));
 borrowing_fn!(RunFn<'a>(&'a Event, &'a Run));
+borrowing_fn!(RunBatchFn<'a>(&'a [LeasedEvent]) -> BatchHandled);
 borrowing_fn!(RunDecodedFn<'a, A>(&'a Event, &'a Run, A));
 borrowing_fn!(EventFn<'a>(&'a Event));
 borrowing_fn!(EventDecodedFn<'a, A>(&'a Event, A));
@@ -232,6 +272,12 @@ where
 {
     async fn handle(&self, event: &Event, run: &Run) -> Handled {
         self(event, run, A::from_event(event)?).await
+    }
+}
+
+impl<F: for<'a> RunBatchFn<'a> + Send + Sync + 'static> LeasedBatchHandler<ByEvent> for F {
+    fn handle<'a>(&'a self, batch: &'a [LeasedEvent]) -> impl Future<Output = BatchHandled> + Send + 'a {
+        self(batch)
     }
 }
 
@@ -336,6 +382,30 @@ impl<L: Ledger> Consumer<L> {
             async move { handler.handle(&event, &run).await }
         }))
         .await
+    }
+
+    /// Like [`leased`](Self::leased), with a handler for many events at a time: each has its own lease
+    /// and its own outcome, so one that fails is retried or dead by itself.
+    ///
+    /// Gives up: a crash after the effects and before they are settled runs the handler again for all
+    /// that were not settled.
+    ///
+    /// ```no_run
+    /// use hapax::consumer::{BatchHandled, Consumer, LeasedEvent};
+    ///
+    /// async fn send_all(batch: &[LeasedEvent]) -> BatchHandled {
+    ///     for item in batch {
+    ///         println!("{} as {}", item.event.id, item.run.key());
+    ///     }
+    ///     Ok(batch.iter().map(|_| Ok(())).collect())
+    /// }
+    ///
+    /// # async fn run<L: hapax::Ledger>(consumer: Consumer<L>) -> hapax::Result<()> {
+    /// consumer.leased_batch(send_all).await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn leased_batch<Args: 'static>(self, handler: impl LeasedBatchHandler<Args>) -> Result<Counts> {
+        self.run(leased_batch(handler)).await
     }
 
     /// Consumes until it is stopped, each event **at most once**: never twice, never retried

@@ -26,8 +26,8 @@ use crate::ledger::{Due, Entry, Epoch, HeldQuery, Identity, State};
 /// claim them first.
 const LIMIT: usize = 200;
 
-/// The answer of a look.
-pub(super) type Looked = std::result::Result<Result<Due>, JoinError>;
+/// What the ledger says is due.
+pub(super) type DueAnswer = std::result::Result<Result<Due>, JoinError>;
 
 /// Takes due events from the ledger.
 pub(super) struct HeldFeed {
@@ -91,14 +91,14 @@ impl HeldFeed {
     }
 
     /// The answer of the current look, or `None` if there is none.
-    pub(super) async fn looked(&mut self) -> Option<Looked> {
+    pub(super) async fn answer(&mut self) -> Option<DueAnswer> {
         self.looking.join_next().await
     }
 
     /// Returns the due events to queue, oldest first. `None` if nothing is known about them.
-    pub(super) fn on_due(&mut self, looked: Looked, epoch: Option<Epoch>) -> Result<Option<Vec<Queued>>> {
+    pub(super) fn on_due(&mut self, answer: DueAnswer, epoch: Option<Epoch>) -> Result<Option<Vec<Queued>>> {
         self.next_look = Instant::now() + self.context.settings.held_interval;
-        let due = match looked.map_err(task_failed)? {
+        let due = match answer.map_err(task_failed)? {
             Ok(due) => due,
             Err(error) if error.is_retryable() => {
                 if self.failing.failed(&error) {

@@ -238,7 +238,7 @@ pub(super) async fn release_lease(lease: Lease, ending: Ending) -> Ending {
 
 /// Maps the answer to a settle. A settle that failed is not a failure of the handler: the event is
 /// claimed again to learn its state.
-fn settled<T>(answer: crate::error::Result<T>, ending: Ending) -> Ending {
+pub(super) fn settled<T>(answer: crate::error::Result<T>, ending: Ending) -> Ending {
     match answer {
         Ok(_) => ending,
         Err(Error::Fenced { what }) => {

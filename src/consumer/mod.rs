@@ -6,7 +6,7 @@
 //! to the ledger's `held` with their bytes, and the commit point moves past them.
 //!
 //! The guarantee is the wrapper around the handler, and its type names it: [`leased`],
-//! [`at_most_once`], and `transactional` for ledgers in the same database as the effects.
+//! [`leased_batch`], [`at_most_once`], and `transactional` for ledgers in the same database as the effects.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -47,7 +47,8 @@ mod handle;
 mod handler;
 mod held;
 mod leased;
-mod marks;
+mod leased_batch;
+mod markers;
 mod meter;
 mod offsets;
 mod order;
@@ -64,12 +65,13 @@ use tokio::sync::watch;
 
 pub use check::{check, refuse};
 pub use decode::{Decoder, Places};
-pub use handle::{Failed, FailedExt, Handled, Permit, Permits};
+pub use handle::{BatchHandled, Failed, FailedExt, Handled, Permit, Permits};
 pub use handler::{
-    AtMostOnceHandler, ByEvent, Decoded, FromEvent, Json, LeasedHandler, TransactionalBatchHandler,
-    TransactionalHandler,
+    AtMostOnceHandler, ByEvent, Decoded, FromEvent, Json, LeasedBatchHandler, LeasedHandler,
+    TransactionalBatchHandler, TransactionalHandler,
 };
 pub use leased::{AtMostOnce, Leased, at_most_once, leased};
+pub use leased_batch::{LeasedBatch, LeasedEvent, leased_batch};
 pub use meter::Progress;
 pub use offsets::CommitPoint;
 pub use order::{KeyQueues, Lane, LaneRun};

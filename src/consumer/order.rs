@@ -18,7 +18,7 @@ use tokio::time::Instant;
 /// assert_eq!(taken.iter().map(|run| run.items[0]).collect::<Vec<_>>(), [1, 3]);
 /// assert!(queues.take(10, 1).is_empty()); // 2 waits for 1
 /// for run in taken {
-///     queues.give(run.lane, Vec::new(), None); // done
+///     queues.release(run.lane, Vec::new(), None); // done
 /// }
 /// assert_eq!(queues.take(10, 1)[0].items, [2]);
 /// ```
@@ -42,8 +42,8 @@ pub enum Lane<K> {
     Own(u64),
 }
 
-/// Items of one lane, in order, taken to be run. The lane yields nothing else until they are given
-/// back.
+/// Items of one lane, in order, taken to be run. The lane yields nothing else until they are
+/// released.
 #[derive(Debug)]
 pub struct LaneRun<K, T> {
     /// The lane.
@@ -80,7 +80,7 @@ impl<K: Eq + Hash + Clone, T> KeyQueues<K, T> {
 
     /// Queues an item before the first of its key that it precedes (`precedes(item, other)`). If it
     /// becomes the head, it does not wait for a delayed one behind it. Items already taken are not
-    /// affected; [`give_among`](Self::give_among) puts those behind it.
+    /// affected; [`release_among`](Self::release_among) puts those behind it.
     pub fn push_before(&mut self, key: Option<K>, item: T, precedes: impl Fn(&T, &T) -> bool) {
         self.number += 1;
         let lane = key.map_or(Lane::Own(self.number), Lane::Key);
@@ -133,15 +133,15 @@ impl<K: Eq + Hash + Clone, T> KeyQueues<K, T> {
         }
     }
 
-    /// Gives a taken lane back: `rest` goes to its front again, and none of it is taken before
+    /// Releases a taken lane: `rest` goes to its front again, and none of it is taken before
     /// `until`.
-    pub fn give(&mut self, lane: Lane<K>, rest: Vec<T>, until: Option<Instant>) {
-        self.give_among(lane, rest, until, |_, _| false);
+    pub fn release(&mut self, lane: Lane<K>, rest: Vec<T>, until: Option<Instant>) {
+        self.release_among(lane, rest, until, |_, _| false);
     }
 
     /// The same, but items queued meanwhile stay before those of `rest` that they precede
     /// (`precedes(queued, given)`). If one comes before all of `rest`, the lane is not delayed.
-    pub fn give_among(
+    pub fn release_among(
         &mut self,
         lane: Lane<K>,
         rest: Vec<T>,
@@ -232,7 +232,7 @@ mod tests {
         queues.push(Some("b"), 3);
         let mut taken = queues.take(1, 1);
         let run = taken.remove(0);
-        queues.give(run.lane, vec![1], Some(Instant::now() + Duration::from_secs(1)));
+        queues.release(run.lane, vec![1], Some(Instant::now() + Duration::from_secs(1)));
         assert_eq!(queues.take(9, 9)[0].items, [3]);
         assert!(queues.take(9, 9).is_empty());
         assert_eq!(queues.len(), 2);
@@ -251,14 +251,14 @@ mod tests {
         let run = queues.take(9, 9).remove(0);
         queues.push_before(Some("a"), 3, before);
         queues.push(Some("a"), 9);
-        queues.give_among(run.lane, run.items, later(), before);
+        queues.release_among(run.lane, run.items, later(), before);
         let run = queues.take(9, 1).remove(0);
         assert_eq!(run.items, [3], "at once");
         // While it is delayed.
-        queues.give_among(run.lane, vec![], None, before);
+        queues.release_among(run.lane, vec![], None, before);
         let run = queues.take(9, 1).remove(0);
         assert_eq!(run.items, [7]);
-        queues.give_among(run.lane, run.items, later(), before);
+        queues.release_among(run.lane, run.items, later(), before);
         assert!(queues.take(9, 9).is_empty() && queues.next_at().is_some());
         queues.push_before(Some("a"), 4, before);
         assert!(queues.next_at().is_none());
@@ -283,9 +283,9 @@ mod tests {
         let run = queues.take(1, 1).remove(0);
         queues.retain(|n| *n == 3);
         assert_eq!(queues.len(), 1);
-        queues.give(run.lane, vec![], None);
+        queues.release(run.lane, vec![], None);
         assert_eq!(queues.take(9, 9)[0].items, [3]);
-        queues.give(Lane::Key("a"), vec![], None);
+        queues.release(Lane::Key("a"), vec![], None);
         assert!(queues.is_empty() && !queues.has_ready());
     }
 }

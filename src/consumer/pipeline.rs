@@ -135,7 +135,7 @@ impl Pipeline {
             tokio::select! {
                 event = self.subscriber.next() => self.on_bus_event(event).await?, // match → window → order
                 Some(ended) = self.tasks.running.join_next() => self.on_task_done(ended)?, // → commit point
-                Some(looked) = self.held.looked() => self.on_due(looked)?,
+                Some(answer) = self.held.answer() => self.on_due(answer)?,
                 Some(copied) = self.dead_letters.copied() => self.dead_letters.on_copied(copied)?,
                 Some(answer) = self.window.answer() => self.on_window_answer(answer)?,
                 Some(probed) = self.ledger.probed() => self.ledger.on_probed(probed)?,
@@ -202,14 +202,14 @@ impl Pipeline {
                 break;
             }
             let mut lanes = Vec::new();
-            let (max, per_key) = if batch_max == 1 { (room, 1) } else { (batch_max, batch_max) };
+            let (max, per_key) = if batch_max == 1 { (room, 1) } else { (batch_max, self.worker.lane_max()) };
             for LaneRun { lane, items } in self.queues.take(max, per_key) {
                 let (first, rest) = first_of(items);
                 self.queues.put_back(&lane, rest);
                 let arrivals = match first {
                     First::Events(arrivals) => arrivals,
                     First::Undecodable(undecodable) if room == 0 => {
-                        self.queues.give(lane, vec![Queued::Undecodable(undecodable)], None);
+                        self.queues.release(lane, vec![Queued::Undecodable(undecodable)], None);
                         continue;
                     }
                     First::Undecodable(undecodable) => {
@@ -223,7 +223,7 @@ impl Pipeline {
                 if first.alone || first.suspects_max.is_some() {
                     self.alone.push_back((lane, arrivals));
                 } else if is_held && batch_max > 1 && room == 0 {
-                    self.queues.give(lane, events(arrivals), None);
+                    self.queues.release(lane, events(arrivals), None);
                 } else if is_held || batch_max == 1 {
                     // No marker covers a held event, so it runs separately: the others of a batch
                     // would have to wait for it.
@@ -361,7 +361,7 @@ impl Pipeline {
         rest.retain(|delivered| self.is_ours(delivered));
         // An event that came out of the ledger meanwhile may be the one the rest waits for.
         let strict = self.context.settings.is_strict();
-        self.queues.give_among(lane, rest, until, |queued, given| queued.precedes(given, strict));
+        self.queues.release_among(lane, rest, until, |queued, given| queued.precedes(given, strict));
         Ok(())
     }
 

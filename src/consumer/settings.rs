@@ -99,7 +99,7 @@ pub struct ConsumerSettings {
     pub order: Option<(OrderPolicy, OnDead)>,
     /// How many handlers may run at once.
     pub concurrency: usize,
-    /// The most events in a transactional batch.
+    /// The most events in a batch, transactional or leased.
     pub batch_max: usize,
     /// How many deliveries may be in memory, from all partitions and the ledger together. Above it
     /// partitions pause.

@@ -120,7 +120,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> Guarantee<L> for Transactional<
             context,
             ledger: ledger.clone(),
             handler: self.handler,
-            marks: Arc::default(),
+            markers: Arc::default(),
         })
     }
 }

@@ -41,6 +41,11 @@ pub trait Worker: Send + Sync + 'static {
         1
     }
 
+    /// The most deliveries of one key per call.
+    fn lane_max(&self) -> usize {
+        self.batch_max()
+    }
+
     /// Runs one delivery.
     async fn work_one(&self, arrival: &mut Arrival) -> Ending;
 

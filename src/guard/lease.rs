@@ -140,7 +140,7 @@ impl Lease {
     fn new(core: &Core, granted: Granted, sent: Instant) -> Self {
         let Granted { claim, grant, guarded } = granted;
         let duration = match claim.mode {
-            Mode::Lease(terms) => terms.lease,
+            Mode::Lease(settings) => settings.lease,
             _ => core.settings().lease,
         };
         Lease {
@@ -308,11 +308,11 @@ impl Lease {
 
     /// The verdict for a failure of this run.
     fn failure(&self, error: impl fmt::Display) -> Verdict {
-        let terms = self.core.settings().failure_settings();
-        if self.run.attempt >= terms.attempts_max {
+        let settings = self.core.settings().failure_settings();
+        if self.run.attempt >= settings.attempts_max {
             return Verdict::Dead { reason: reason_of(error), body: self.body.clone() };
         }
-        let after = terms.pause(self.run.attempt);
+        let after = settings.pause(self.run.attempt);
         Verdict::Retry { after, counted: true, reason: Some(reason_of(error)), body: None }
     }
 
@@ -408,16 +408,16 @@ impl Core {
         settings.enabled && sent.elapsed() + settings.heartbeat + settings.margin() > lease
     }
 
-    /// A lease with its own terms instead of the guard's. With `hold`, an event that would have to
+    /// A lease with its own settings instead of the guard's. With `hold`, an event that would have to
     /// wait is parked with its bytes.
     pub(crate) async fn lease_on(
         &self,
         delivery: Delivery,
-        terms: LeaseSettings,
+        settings: LeaseSettings,
         hold: bool,
     ) -> Result<Outcome<Lease>> {
         let sent = Instant::now();
-        let mut claim = self.prepare(delivery, Mode::Lease(terms))?;
+        let mut claim = self.prepare(delivery, Mode::Lease(settings))?;
         claim.hold = hold;
         let outcome = self.claim_raw(claim).await?;
         Ok(self.leased(outcome, sent).await?.map(|lease| lease.when_dropped(Dropped::Lapses)))

@@ -211,7 +211,7 @@ impl Core {
 
     /// Sends a dead event to the dead letters. The ledger has marked it dead already, so a run that
     /// lost its lease cannot send one.
-    async fn bury(
+    async fn send_dead_letter(
         &self,
         delivery: Delivery,
         reason: String,
@@ -441,7 +441,9 @@ impl<L: Ledger> Guard<L> {
         let delivery = event.delivery()?;
         let processed = self.core.process(delivery.clone(), None, |_| work()).await?;
         match processed.dead {
-            Some((reason, attempts)) => self.core.bury(delivery, reason, attempts, dead_letters).await,
+            Some((reason, attempts)) => {
+                self.core.send_dead_letter(delivery, reason, attempts, dead_letters).await
+            }
             None => Ok(processed.result),
         }
     }

@@ -83,8 +83,8 @@ impl<L: Ledger> Guard<L> {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> hapax::Result<()> {
     /// let guard = Guard::new(MemoryLedger::default());
     /// let identity = Identity::new(Scope::new("mailer")?, EventId::new("order-17-paid")?);
-    /// let terms = LeaseSettings { lease: Duration::from_secs(60), attempts_max: 5, alone: true };
-    /// let claim = Claim::new(identity.clone(), Mode::Lease(terms));
+    /// let settings = LeaseSettings { lease: Duration::from_secs(60), attempts_max: 5, alone: true };
+    /// let claim = Claim::new(identity.clone(), Mode::Lease(settings));
     /// let Some(Ok(Outcome::First(grant))) = guard.claim_remote(vec![claim]).await.pop() else { panic!() };
     /// let run = RemoteRun { identity, time: None, token: grant.token };
     /// guard.settle_remote(&run, RemoteEnd::Done { metadata: None }).await?;
@@ -139,9 +139,9 @@ impl<L: Ledger> Guard<L> {
             }
             RemoteEnd::Released => self.settle_as(&core, run, Verdict::release()).await,
             RemoteEnd::Failed { reason, body, attempts_max } => {
-                let mut terms = self.core.settings().failure_settings();
-                terms.attempts_max = attempts_max.unwrap_or(terms.attempts_max);
-                let verdict = self.failed_verdict(run, &reason, body, Some(terms)).await?;
+                let mut settings = self.core.settings().failure_settings();
+                settings.attempts_max = attempts_max.unwrap_or(settings.attempts_max);
+                let verdict = self.failed_verdict(run, &reason, body, Some(settings)).await?;
                 self.settle_as(&core, run, verdict).await
             }
             RemoteEnd::Dead { reason, body } => {
@@ -195,21 +195,21 @@ impl<L: Ledger> Guard<L> {
         settled_as(core.settle_token(self.settling(run, verdict)?).await?, run, state)
     }
 
-    /// The verdict on a failed run; without terms it failed for good. The number of a run does not change
+    /// The verdict on a failed run; without settings it failed for good. The number of a run does not change
     /// while its token is the current one, and the settling that follows carries the token.
     async fn failed_verdict(
         &self,
         run: &RemoteRun,
         reason: impl fmt::Display,
         body: Option<Record>,
-        terms: Option<FailureSettings>,
+        settings: Option<FailureSettings>,
     ) -> Result<Verdict> {
         let reason = reason_of(reason);
         let entry = match self.ledger.get(&run.identity, run.time).await? {
             Some(entry) if entry.token == run.token => entry,
             other => return Err(fenced(run, other.map(|entry| entry.state))),
         };
-        Ok(match (entry.state, terms) {
+        Ok(match (entry.state, settings) {
             (State::Claimed | State::Finished | State::Lost, _) if body.is_some() => {
                 return Err(Error::invalid(
                     "payload",
@@ -222,9 +222,9 @@ impl<L: Ledger> Guard<L> {
             }
             (State::Claimed | State::Finished | State::Lost, _) => Verdict::Lost { reason },
             (State::Dead, _) | (_, None) => Verdict::Dead { reason, body },
-            (_, Some(terms)) if entry.attempts >= terms.attempts_max => Verdict::Dead { reason, body },
-            (_, Some(terms)) => {
-                let after = terms.pause(entry.attempts);
+            (_, Some(settings)) if entry.attempts >= settings.attempts_max => Verdict::Dead { reason, body },
+            (_, Some(settings)) => {
+                let after = settings.pause(entry.attempts);
                 Verdict::Retry { after, counted: true, reason: Some(reason), body: None }
             }
         })

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Answer, IdempotencyKey, RequestPrint};
+use super::{Answer, IdempotencyKey, RequestFingerprint};
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::Tenant;
@@ -42,7 +42,7 @@ pub struct Begin {
     /// The key.
     pub key: IdempotencyKey,
     /// What the request is.
-    pub print: RequestPrint,
+    pub fingerprint: RequestFingerprint,
     /// Makes the call repeatable after a lost acknowledgement.
     pub nonce: Nonce,
     /// How long it may run before it counts as failed, unless it extends its lease.
@@ -53,11 +53,11 @@ pub struct Begin {
 
 impl Begin {
     /// A request under a fresh nonce, with a lease of 30 seconds, to be run again after a failure.
-    pub fn new(tenant: Option<Tenant>, key: IdempotencyKey, print: RequestPrint) -> Self {
+    pub fn new(tenant: Option<Tenant>, key: IdempotencyKey, fingerprint: RequestFingerprint) -> Self {
         Begin {
             tenant,
             key,
-            print,
+            fingerprint,
             nonce: Nonce::random(),
             lease: LEASE,
             after_failure: AfterFailure::default(),
@@ -133,7 +133,7 @@ impl Kept {
     /// Whether the request was this principal's, by the hashes under the store's `secret`. False if its
     /// principal is not known, as for requests of other languages.
     pub fn is_of(&self, secret: &[u8; 32], principal: Option<&str>) -> bool {
-        RequestPrint::is_by(&self.parts, secret, principal)
+        RequestFingerprint::is_by(&self.parts, secret, principal)
     }
 }
 
@@ -152,7 +152,7 @@ pub enum Begun {
     Done(Kept),
     /// The key belongs to another request.
     Mismatch {
-        /// Which parts differ, if that can be told; see [`RequestPrint::differing`].
+        /// Which parts differ, if that can be told; see [`RequestFingerprint::differing`].
         differing: Vec<String>,
     },
     /// The key is a UUIDv7 from before the horizon: whether it was done is forgotten.

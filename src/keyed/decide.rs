@@ -71,8 +71,8 @@ pub(crate) fn decide(row: Option<&Row>, begin: &Begin, horizon: Option<Time>, no
             Decision::Insert
         };
     };
-    if row.fingerprint != begin.print.fingerprint && !row.did_nothing() {
-        return Decision::Answer(Begun::Mismatch { differing: begin.print.differing(&row.parts) });
+    if row.fingerprint != begin.fingerprint.whole && !row.did_nothing() {
+        return Decision::Answer(Begun::Mismatch { differing: begin.fingerprint.differing(&row.parts) });
     }
     let own = row.nonce == begin.nonce;
     if let Some(settled) = &row.settled {
@@ -103,8 +103,8 @@ impl Row {
         let mut row = Row {
             token,
             nonce: begin.nonce,
-            fingerprint: begin.print.fingerprint,
-            parts: begin.print.parts_text(),
+            fingerprint: begin.fingerprint.whole,
+            parts: begin.fingerprint.parts_text(),
             begun_at: now,
             until: now,
             held_until: FOREVER,

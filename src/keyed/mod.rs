@@ -23,16 +23,16 @@
 //! With the feature `axum`, `KeyedLayer` does all of this for the routes of an axum service.
 //!
 //! ```
-//! use hapax::keyed::{Answer, Begin, Begun, IdempotencyKey, Keys, MemoryKeys, RequestParts, RequestPrint};
+//! use hapax::keyed::{Answer, Begin, Begun, IdempotencyKey, Keys, MemoryKeys, RequestParts, RequestFingerprint};
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> hapax::Result<()> {
 //! let keys = MemoryKeys::default();
 //! let request = RequestParts { method: "POST", target: "/orders", body: b"{}", ..Default::default() };
-//! let print = RequestPrint::of(keys.secret(), &request);
-//! let begin = Begin::new(None, IdempotencyKey::now_v7(), print.clone());
+//! let fingerprint = RequestFingerprint::of(keys.secret(), &request);
+//! let begin = Begin::new(None, IdempotencyKey::now_v7(), fingerprint.clone());
 //! let Begun::First(lease) = keys.begin(&begin).await? else { panic!("a fresh key") };
 //! keys.finish(&lease, &Answer::new(201, "order 17")).await?;
 //! // The retry: the same key and request.
-//! let retry = Begin::new(None, begin.key.clone(), print);
+//! let retry = Begin::new(None, begin.key.clone(), fingerprint);
 //! let Begun::Done(kept) = keys.begin(&retry).await? else { panic!("it is done") };
 //! assert_eq!((kept.answer.status, &kept.answer.body[..]), (201, &b"order 17"[..]));
 //! # Ok(()) }
@@ -41,10 +41,10 @@
 mod answer;
 mod begin;
 pub(crate) mod decide;
+mod fingerprint;
 mod key;
 #[cfg(feature = "axum")]
 mod layer;
-mod print;
 pub(crate) mod sweep;
 
 use std::fmt;
@@ -58,6 +58,7 @@ pub(crate) use begin::check_lease;
 pub use begin::{AfterFailure, Begin, Begun, Decided, Ended, Kept, KeyLease, Resolution};
 #[cfg(feature = "axum")]
 pub(crate) use begin::{LEASE_MAX, LEASE_MIN};
+pub use fingerprint::{RequestFingerprint, RequestParts};
 pub use key::{IdempotencyKey, KEY_CHARS_MAX};
 #[cfg(all(feature = "axum", feature = "sqlite"))]
 pub use layer::KeyedSqlite;
@@ -65,7 +66,6 @@ pub use layer::KeyedSqlite;
 pub use layer::KeyedTx;
 #[cfg(feature = "axum")]
 pub use layer::{Caller, KeyedLayer, KeyedService, NotKept, TransactionalKeys};
-pub use print::{RequestParts, RequestPrint};
 pub use sweep::{KeySweep, KeySweeper, RETENTION, SweptKeys};
 
 pub use crate::backend::memory::keys::MemoryKeys;

@@ -142,8 +142,8 @@ async fn sweep_on(keys: Arc<dyn Keys>, retention: Duration) {
 }
 
 async fn sweep(keys: &dyn Keys, retention: Duration, since: Time) {
-    let terms = KeySweep { unless_since: Some(since), ..KeySweep::new(retention) };
-    match keys.sweep(&terms).await {
+    let settings = KeySweep { unless_since: Some(since), ..KeySweep::new(retention) };
+    match keys.sweep(&settings).await {
         Ok(swept) if swept.paused_until.is_some() => tracing::warn!(
             target: "hapax",
             paused_until = %swept.paused_until.unwrap_or_default(),
@@ -209,8 +209,8 @@ mod tests {
                 done.push(None);
                 continue;
             };
-            let terms = KeySweep { unless_since: Some(since), ..KeySweep::new(retention) };
-            let plan = terms.plan(pace, now);
+            let settings = KeySweep { unless_since: Some(since), ..KeySweep::new(retention) };
+            let plan = settings.plan(pace, now);
             done.push(plan.as_ref().map(|plan| plan.horizon.is_some()));
             pace = plan.map(|plan| plan.pace).or(pace);
         }

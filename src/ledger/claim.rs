@@ -169,7 +169,7 @@ pub enum Mode {
     Refused,
 }
 
-/// The terms of a lease.
+/// The settings of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeaseSettings {
     /// How long it lasts unless it is extended.

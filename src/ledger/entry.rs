@@ -261,8 +261,8 @@ pub struct Stat {
 /// draws a new token, which fences off the current holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Intervention {
-    /// `dead → retry(now)`, attempts reset. An event whose bytes are not held runs when it is
-    /// delivered again ([`Intervened::needs_delivery`]).
+    /// `dead → retry(now)`, attempts reset. An event whose bytes are not held, or that no consumer
+    /// takes up, runs when it is delivered again ([`Intervened::needs_delivery`]).
     Redrive,
     /// `retry(later)`, `lost` or `parked` → `retry(now)`, otherwise like `Redrive`.
     Retry,
@@ -336,10 +336,14 @@ pub struct Intervened {
 }
 
 impl Intervened {
-    /// Whether the entry is to run again but its bytes are not held: it runs only when it is
-    /// delivered once more, and its successors in the aggregate wait for that.
+    /// Whether the entry is to run again, but no consumer is known to take it up by itself: its
+    /// bytes are not held, or it was claimed without a topic, by a caller of the API or a program of
+    /// its own. Deliver it once more; its successors in the aggregate wait for that. If a consumer of
+    /// the scope takes up one without a topic first, the delivery is a duplicate.
     pub fn needs_delivery(&self) -> bool {
-        self.after.as_ref().is_some_and(|after| after.state == State::Retry && after.body.is_none())
+        self.after.as_ref().is_some_and(|after| {
+            after.state == State::Retry && (after.body.is_none() || after.origin.is_none())
+        })
     }
 }
 

@@ -48,8 +48,8 @@ impl Pace {
     }
 
     /// The settings for this sweep: during a pause, nothing is old enough to be forgotten.
-    pub(crate) fn terms(&self, terms: SweepSettings) -> SweepSettings {
-        SweepSettings { retention: self.paused_until.map_or(terms.retention, |_| FOREVER), ..terms }
+    pub(crate) fn apply(&self, settings: SweepSettings) -> SweepSettings {
+        SweepSettings { retention: self.paused_until.map_or(settings.retention, |_| FOREVER), ..settings }
     }
 }
 

@@ -137,7 +137,7 @@ fn unsettled(claim: &Claim, at: Situation<'_>) -> Step<Outcome> {
             Place::Go | Place::Parked(_) | Place::Wait(_) => None,
         };
         if let Some(behind) = behind {
-            head.owe(order.seq); // so that its successors stay behind it when the way is free
+            head.must_run_first(order.seq); // so that its successors stay behind it when the way is free
             let row = blank(claim, at, State::Parked);
             return Step::new(Outcome::Parked { behind }, Some(row), Some(head));
         }
@@ -145,7 +145,7 @@ fn unsettled(claim: &Claim, at: Situation<'_>) -> Step<Outcome> {
         return Step::only(too_old);
     }
     match claim.mode {
-        Mode::Failed(terms) => fail(claim, at, terms),
+        Mode::Failed(settings) => fail(claim, at, settings),
         _ => grant(claim, at),
     }
 }
@@ -162,8 +162,8 @@ fn repeat(claim: &Claim, row: &Row, at: Situation<'_>) -> Option<Step<Outcome>> 
     }
     let mut row = row.clone();
     match (claim.mode, row.state) {
-        (Mode::Lease(terms), State::Leased) => {
-            row.at = at.now.plus(terms.lease);
+        (Mode::Lease(settings), State::Leased) => {
+            row.at = at.now.plus(settings.lease);
             let mut head = None;
             if let Some(order) = &claim.order {
                 if !at.head.holds(order.seq, row.token) {
@@ -274,21 +274,21 @@ fn counted(row: Option<&Row>) -> u32 {
 
 fn grant(claim: &Claim, at: Situation<'_>) -> Step<Outcome> {
     let lapsed = at.row.is_some_and(|row| row.state == State::Leased);
-    let runs = counted(at.row);
-    if let Mode::Lease(terms) = claim.mode
+    let attempts = counted(at.row);
+    if let Mode::Lease(settings) = claim.mode
         && lapsed
-        && runs >= terms.attempts_max
+        && attempts >= settings.attempts_max
     {
-        let reason = format!("its process died or stopped answering in each of {runs} runs");
-        return dead(claim, at, runs, reason);
+        let reason = format!("its process died or stopped answering in each of {attempts} runs");
+        return dead(claim, at, attempts, reason);
     }
     let mut row = blank(claim, at, State::Leased);
-    row.attempts = runs + 1;
+    row.attempts = attempts + 1;
     row.suspect = lapsed;
     match claim.mode {
-        Mode::Lease(terms) => {
-            row.at = at.now.plus(terms.lease);
-            row.alone = terms.alone;
+        Mode::Lease(settings) => {
+            row.at = at.now.plus(settings.lease);
+            row.alone = settings.alone;
         }
         Mode::Once { track } => {
             row.state = State::Claimed;
@@ -304,7 +304,7 @@ fn grant(claim: &Claim, at: Situation<'_>) -> Step<Outcome> {
         let mut head = at.head.clone();
         head.begin(order);
         if let Some(lapsed) = head.lease.filter(|lease| lease.seq != order.seq) {
-            head.owe(lapsed.seq);
+            head.must_run_first(lapsed.seq);
         }
         if row.state == State::Leased {
             head.retrying.remove(&order.seq);
@@ -318,9 +318,9 @@ fn grant(claim: &Claim, at: Situation<'_>) -> Step<Outcome> {
     Step::new(Outcome::First(granted(&row, at.week)), Some(row), head)
 }
 
-fn dead(claim: &Claim, at: Situation<'_>, runs: u32, reason: impl Into<Arc<str>>) -> Step<Outcome> {
+fn dead(claim: &Claim, at: Situation<'_>, attempts: u32, reason: impl Into<Arc<str>>) -> Step<Outcome> {
     let mut row = blank(claim, at, State::Dead);
-    row.attempts = runs;
+    row.attempts = attempts;
     row.reason = Some(reason.into());
     let head = claim.order.as_ref().map(|order| {
         let mut head = at.head.clone();
@@ -328,7 +328,7 @@ fn dead(claim: &Claim, at: Situation<'_>, runs: u32, reason: impl Into<Arc<str>>
         head.die(order.seq, at.row.map(|row| row.token), order.on_dead);
         head
     });
-    Step::new(Outcome::Dead { at: at.now, attempts: runs }, Some(row), head)
+    Step::new(Outcome::Dead { at: at.now, attempts }, Some(row), head)
 }
 
 /// Records the event as dead without a run and outside every order. This works in a dropped week
@@ -340,24 +340,24 @@ fn refuse(claim: &Claim, at: Situation<'_>) -> Step<Outcome> {
     Step::new(Outcome::Dead { at: at.now, attempts: 0 }, Some(row), None)
 }
 
-fn fail(claim: &Claim, at: Situation<'_>, terms: FailureSettings) -> Step<Outcome> {
-    let runs = counted(at.row) + 1;
-    if runs >= terms.attempts_max {
+fn fail(claim: &Claim, at: Situation<'_>, settings: FailureSettings) -> Step<Outcome> {
+    let attempts = counted(at.row) + 1;
+    if attempts >= settings.attempts_max {
         let reason = claim.reason.clone().unwrap_or_else(|| "failed".into());
-        return dead(claim, at, runs, reason);
+        return dead(claim, at, attempts, reason);
     }
     let mut row = blank(claim, at, State::Retry);
-    row.attempts = runs;
-    row.at = at.now.plus(terms.pause(runs));
+    row.attempts = attempts;
+    row.at = at.now.plus(settings.pause(attempts));
     row.reason.clone_from(&claim.reason);
     let head = claim.order.as_ref().map(|order| {
         let mut head = at.head.clone();
         head.begin(order);
-        head.let_go(order.seq, at.row.map(|row| row.token));
-        head.owe(order.seq);
+        head.end_lease(order.seq, at.row.map(|row| row.token));
+        head.must_run_first(order.seq);
         head
     });
-    Step::new(Outcome::RetryLater { at: row.at, attempts: runs }, Some(row), head)
+    Step::new(Outcome::RetryLater { at: row.at, attempts }, Some(row), head)
 }
 
 /// Decides a settle request: only the current token settles, and repeating the request succeeds.
@@ -411,7 +411,7 @@ pub fn settle(settle: &Settle, row: Option<&Row>, head: &Head, now: Time) -> Ste
             row.body = body.clone().or(row.body);
             if let Some(seq) = seq {
                 head.lease = None;
-                head.owe(seq);
+                head.must_run_first(seq);
             }
         }
         Verdict::Dead { reason, body } => {

@@ -17,8 +17,9 @@ pub(super) fn read_model(url: &str, make: bool) -> Result<Arc<dyn ReadModel>> {
             }
             open_sqlite(path, make)
         }
+        Some(("clickhouse" | "clickhouses", _)) => open_clickhouse(url, make),
         _ => Err(Error::Config(format!(
-            "{:?} is no read model; known are sqlite:FILE and memory:",
+            "{:?} is no read model; known are sqlite:FILE, clickhouse://USER:PASSWORD@HOST:PORT/DATABASE (clickhouses:// for TLS) and memory:",
             hide_password(url)
         ))),
     }
@@ -33,4 +34,16 @@ fn open_sqlite(path: &str, make: bool) -> Result<Arc<dyn ReadModel>> {
 #[cfg(not(feature = "sqlite"))]
 fn open_sqlite(_: &str, _: bool) -> Result<Arc<dyn ReadModel>> {
     Err(Error::NotBuiltIn { what: "SQLite", feature: "sqlite" })
+}
+
+#[cfg(feature = "clickhouse")]
+fn open_clickhouse(url: &str, make: bool) -> Result<Arc<dyn ReadModel>> {
+    use crate::backend::clickhouse::ClickHouseReadModel;
+    let open = if make { ClickHouseReadModel::open } else { ClickHouseReadModel::open_existing };
+    Ok(Arc::new(open(url)?))
+}
+
+#[cfg(not(feature = "clickhouse"))]
+fn open_clickhouse(_: &str, _: bool) -> Result<Arc<dyn ReadModel>> {
+    Err(Error::NotBuiltIn { what: "ClickHouse", feature: "clickhouse" })
 }

@@ -59,9 +59,9 @@ pub(super) async fn open(url: &str, settings: &OpenSettings) -> Result<Arc<dyn B
 #[cfg(feature = "sqlite")]
 fn open_embedded(path: PathBuf, settings: &OpenSettings) -> Result<Arc<dyn Bus>> {
     use crate::bus::embedded::{EmbeddedBus, EmbeddedSettings};
-    let mut terms = EmbeddedSettings::default();
-    terms.record_bytes_max = settings.record_bytes_max.unwrap_or(terms.record_bytes_max);
-    Ok(Arc::new(EmbeddedBus::open_with(path, terms, Arc::new(crate::clock::SystemClock))?))
+    let mut embedded = EmbeddedSettings::default();
+    embedded.record_bytes_max = settings.record_bytes_max.unwrap_or(embedded.record_bytes_max);
+    Ok(Arc::new(EmbeddedBus::open_with(path, embedded, Arc::new(crate::clock::SystemClock))?))
 }
 
 #[cfg(not(feature = "sqlite"))]

@@ -1,16 +1,17 @@
-//! Opens backends by URL: [`ledger`], [`journal`], [`keys`], [`access`], [`bus`], and [`window`], the
-//! filter in front of a ledger.
+//! Opens backends by URL: [`ledger`], [`journal`], [`keys`], [`access`], [`bus`], [`read_model`], and
+//! [`window`], the filter in front of a ledger.
 //!
-//! | URL | ledger | journal | keys, access | bus | window | feature |
-//! |---|---|---|---|---|---|---|
-//! | `memory:` | yes | yes | yes | yes | yes | |
-//! | `sqlite:FILE` | yes | yes | yes | | | `sqlite` |
-//! | `postgres://…` | yes | yes | yes | | | `postgres` |
-//! | `redis://…` | yes | | | | yes | `redis` |
-//! | `dir:PATH` | | yes | | | | |
-//! | `s3://BUCKET/PREFIX` | | yes | | | | `s3` |
-//! | `embedded:FILE` | | | | yes | | `sqlite` |
-//! | `kafka://HOST:PORT` | | | | yes | | `kafka` |
+//! | URL | ledger | journal | keys, access | bus | window | read model | feature |
+//! |---|---|---|---|---|---|---|---|
+//! | `memory:` | yes | yes | yes | yes | yes | yes | |
+//! | `sqlite:FILE` | yes | yes | yes | | | yes | `sqlite` |
+//! | `postgres://…` | yes | yes | yes | | | | `postgres` |
+//! | `redis://…` | yes | | | | yes | | `redis` |
+//! | `dir:PATH` | | yes | | | | | |
+//! | `s3://BUCKET/PREFIX` | | yes | | | | | `s3` |
+//! | `embedded:FILE` | | | | yes | | | `sqlite` |
+//! | `kafka://HOST:PORT` | | | | yes | | | `kafka` |
+//! | `clickhouse://HOST:PORT/DATABASE` | | | | | | yes | `clickhouse` |
 //!
 //! If a backend is not built in, the error names its feature. These functions return trait objects;
 //! open the type itself ([`PgLedger::connect`](crate::backend::postgres::PgLedger::connect)) to
@@ -28,13 +29,13 @@
 //! This module uses all backends and buses, to return them as their contracts.
 #![cfg_attr(not(feature = "postgres"), allow(rustdoc::broken_intra_doc_links))]
 
-mod access;
 mod analytics;
 mod bus;
 mod journal;
-mod keys;
 mod ledger;
+mod projection;
 mod records;
+mod stores;
 mod window;
 
 use std::path::PathBuf;
@@ -44,6 +45,7 @@ use std::time::Duration;
 pub use bus::EMBEDDED_FILE;
 pub use journal::store;
 pub use ledger::{init_ledger, ledger_schema};
+pub use projection::{ProjectionSettings, ProjectionUse};
 
 use crate::access::Access;
 use crate::analytics::ReadModel;
@@ -54,7 +56,8 @@ use crate::error::Result;
 use crate::journal::{Journal, JournalSettings};
 use crate::keyed::Keys;
 use crate::ledger::{Ledger, Settings};
-use crate::records::{ModuleSlug, Modules, Roles};
+use crate::projection::Projection;
+use crate::records::{ModuleSlug, Modules, Roles, Snapshot};
 use crate::window::{Window, WindowSettings};
 
 /// The settings to open any backend with; each backend uses its part.
@@ -134,7 +137,9 @@ pub async fn bus_with(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Bus>
     bus::open(url, settings).await
 }
 
-/// Opens a read model of records, and makes a missing file: `sqlite:FILE` or `memory:`.
+/// Opens a read model of records, and makes a missing file or missing tables: `sqlite:FILE`,
+/// `clickhouse://USER:PASSWORD@HOST:PORT/DATABASE` (`clickhouses://` for TLS) or `memory:`. A server is connected to
+/// with the first call.
 pub fn read_model(url: &str) -> Result<Arc<dyn ReadModel>> {
     analytics::read_model(url, true)
 }
@@ -142,6 +147,11 @@ pub fn read_model(url: &str) -> Result<Arc<dyn ReadModel>> {
 /// Opens a read model that is there.
 pub fn existing_read_model(url: &str) -> Result<Arc<dyn ReadModel>> {
     analytics::read_model(url, false)
+}
+
+/// Opens a projection of records: `cache:redis://HOST:PORT` or `opensearch:http://HOST:PORT/ALIAS`.
+pub async fn projection(url: &str, settings: &ProjectionSettings) -> Result<Arc<dyn Projection>> {
+    projection::open(url, settings).await
 }
 
 /// Opens a window: `memory:` or `redis://HOST`. Does not connect yet;
@@ -158,13 +168,19 @@ pub async fn keys(url: &str) -> Result<Arc<dyn Keys>> {
 
 /// Opens a store of keys with your own settings.
 pub async fn keys_with(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Keys>> {
-    keys::open(url, settings).await
+    stores::keys(url, settings).await
 }
 
 /// Opens the modules of records in the database of a journal, with the rights of their owner:
 /// `sqlite:FILE` or `postgres://…`.
 pub async fn modules_with(url: &str, settings: &OpenSettings, roles: &Roles) -> Result<Arc<dyn Modules>> {
     records::modules(url, settings, roles).await
+}
+
+/// Opens the records of all tenants in the database of a journal, to read them: `sqlite:FILE`, or
+/// `postgres://…` with a role that may see them. Makes nothing.
+pub async fn snapshot_with(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Snapshot>> {
+    records::snapshot(url, settings).await
 }
 
 /// Whether there is a module of records in the database of a journal. Makes nothing; a journal that can have
@@ -181,5 +197,5 @@ pub async fn access(url: &str) -> Result<Arc<dyn Access>> {
 
 /// Opens a store of API tokens with your own settings.
 pub async fn access_with(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Access>> {
-    access::open(url, settings).await
+    stores::access(url, settings).await
 }

@@ -4,19 +4,36 @@ use std::sync::Arc;
 
 use super::OpenSettings;
 use crate::error::{Error, Result};
-use crate::records::{ModuleSlug, Modules, Roles};
+use crate::records::{ModuleSlug, Modules, Roles, Snapshot};
 use crate::secret::hide_password;
 
 pub(super) async fn modules(url: &str, settings: &OpenSettings, roles: &Roles) -> Result<Arc<dyn Modules>> {
+    match place(url)? {
+        Place::Postgres => open_postgres(url, settings, roles).await,
+        Place::Sqlite(path) => open_sqlite(path, settings).await,
+    }
+}
+
+pub(super) async fn snapshot(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Snapshot>> {
+    match place(url)? {
+        Place::Postgres => postgres_snapshot(url, settings).await,
+        Place::Sqlite(path) => sqlite_snapshot(path, settings).await,
+    }
+}
+
+/// Where records are.
+enum Place<'u> {
+    Postgres,
+    Sqlite(&'u str),
+}
+
+fn place(url: &str) -> Result<Place<'_>> {
     match url.split_once(':') {
-        Some(("postgres" | "postgresql", _)) => open_postgres(url, settings, roles).await,
-        Some(("sqlite", path)) => {
-            let path = path.strip_prefix("//").unwrap_or(path);
-            if path.is_empty() {
-                return Err(Error::Config("sqlite: names no file; write sqlite:FILE".into()));
-            }
-            open_sqlite(path, settings).await
-        }
+        Some(("postgres" | "postgresql", _)) => Ok(Place::Postgres),
+        Some(("sqlite", path)) => match path.strip_prefix("//").unwrap_or(path) {
+            "" => Err(Error::Config("sqlite: names no file; write sqlite:FILE".into())),
+            path => Ok(Place::Sqlite(path)),
+        },
         _ => Err(Error::Unsupported(format!(
             "records need a journal in SQLite or PostgreSQL, and {:?} is neither; known are sqlite:FILE and \
              postgres://USER@HOST/DATABASE",
@@ -53,6 +70,18 @@ async fn open_postgres(url: &str, settings: &OpenSettings, roles: &Roles) -> Res
     Ok(Arc::new(PgModules::connect(url, &settings.schema, roles.clone(), settings.migrate).await?))
 }
 
+#[cfg(feature = "postgres")]
+async fn postgres_snapshot(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Snapshot>> {
+    use crate::backend::postgres::PgSnapshot;
+    Ok(Arc::new(PgSnapshot::connect(url, &settings.schema).await?))
+}
+
+#[cfg(not(feature = "postgres"))]
+#[allow(clippy::unused_async)] // has the signature of the built-in one
+async fn postgres_snapshot(_: &str, _: &OpenSettings) -> Result<Arc<dyn Snapshot>> {
+    Err(Error::NotBuiltIn { what: "PostgreSQL", feature: "postgres" })
+}
+
 #[cfg(not(feature = "postgres"))]
 #[allow(clippy::unused_async)] // has the signature of the built-in one
 async fn open_postgres(_: &str, _: &OpenSettings, _: &Roles) -> Result<Arc<dyn Modules>> {
@@ -69,6 +98,20 @@ async fn open_sqlite(path: &str, settings: &OpenSettings) -> Result<Arc<dyn Modu
         Migrate::Auto => SqliteRecords::open(&SqliteJournal::open(path, journal)?)?,
         Migrate::Check => SqliteRecords::open_existing(&SqliteJournal::open_existing(path, journal)?)?,
     }))
+}
+
+#[cfg(feature = "sqlite")]
+#[allow(clippy::unused_async)] // opening a file does not wait, unlike a server
+async fn sqlite_snapshot(path: &str, settings: &OpenSettings) -> Result<Arc<dyn Snapshot>> {
+    use crate::backend::sqlite::{SqliteJournal, SqliteRecords};
+    let journal = SqliteJournal::open_existing(path, settings.journal.clone())?;
+    Ok(Arc::new(SqliteRecords::open_existing(&journal)?))
+}
+
+#[cfg(not(feature = "sqlite"))]
+#[allow(clippy::unused_async)] // has the signature of the built-in one
+async fn sqlite_snapshot(_: &str, _: &OpenSettings) -> Result<Arc<dyn Snapshot>> {
+    Err(Error::NotBuiltIn { what: "SQLite", feature: "sqlite" })
 }
 
 #[cfg(not(feature = "sqlite"))]

@@ -16,6 +16,7 @@
 //! [`SqliteRecords`](crate::backend::sqlite::SqliteRecords).
 #![cfg_attr(not(all(feature = "postgres", feature = "sqlite")), allow(rustdoc::broken_intra_doc_links))]
 
+mod name;
 mod payload;
 mod slug;
 #[cfg_attr(not(any(feature = "postgres", feature = "sqlite")), allow(dead_code))] // for the stores
@@ -26,6 +27,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 pub use uuid::Uuid;
 
+pub use name::{Name, Scan};
+pub(crate) use payload::plain_numbers;
 pub use payload::{PAYLOAD_BYTES_MAX, Payload};
 pub use slug::ModuleSlug;
 pub use write::{
@@ -35,7 +38,6 @@ pub use write::{
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) use write::{Found, Write, no_module};
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::Tenant;
@@ -48,7 +50,7 @@ pub const LIST_MAX: usize = 1000;
 /// 9 MiB, as JSON too.
 pub const LIST_BYTES_MAX: usize = 8 << 20;
 /// What a record counts on a page besides its content.
-const RECORD_BYTES: usize = 256;
+pub(crate) const RECORD_BYTES: usize = 256;
 
 /// Which records to list.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -244,14 +246,24 @@ pub struct OfTenant {
     pub record: Record,
 }
 
-/// Reads the records of all tenants, for a read model that begins.
+impl OfTenant {
+    /// Its name.
+    pub fn name(&self) -> Name {
+        Name { tenant: self.tenant, module: self.record.module.clone(), id: self.record.id }
+    }
+}
+
+/// Reads the records of all tenants: for a read model that begins, and to compare one with them.
 ///
 /// Records are ordered by module, tenant and id. A page shows what is committed when it is read;
 /// following the pages shows every record that was there all the time.
 #[async_trait]
 pub trait Snapshot: Send + Sync {
-    /// The next records after one; at most `limit`. Empty: there are no more.
-    async fn snapshot(&self, after: Option<&OfTenant>, limit: usize) -> Result<Vec<OfTenant>>;
+    /// The next records of a scan. Empty: there are no more.
+    async fn snapshot(&self, scan: &Scan) -> Result<Vec<OfTenant>>;
+
+    /// The time by the clock of their journal, which pulses have too.
+    async fn now(&self) -> Result<Time>;
 }
 
 #[async_trait]

@@ -1,5 +1,6 @@
 //! The content of a record: a JSON object that every backend stores and returns alike.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -62,7 +63,6 @@ impl Payload {
 
     /// A payload as a backend returns it. The limits are for input: a number that was within them may be
     /// longer here, because PostgreSQL writes exponents out.
-    #[cfg(any(feature = "postgres", feature = "sqlite", feature = "testing"))]
     pub(crate) fn stored(json: &str) -> Result<Self> {
         if !json.trim_start().starts_with('{') {
             return Err(Error::Corrupt("a stored payload is not a JSON object".into()));
@@ -124,12 +124,74 @@ fn compact(json: &str) -> String {
     text
 }
 
+/// What a number is written with; `true` and `false` have an `e` too.
+fn is_of_number(c: char) -> bool {
+    matches!(c, '0'..='9' | '-' | '+' | '.' | 'e' | 'E')
+}
+
+/// The same JSON with its numbers written out, as PostgreSQL does it, and without zeros at the end of
+/// fractions: equal numbers are then equal texts. For comparing; it may be much longer.
+pub(crate) fn plain_numbers(json: &str) -> Cow<'_, str> {
+    // Most payloads have no number that can be written in two ways.
+    let unsure = |part: &str| !part.starts_with('"') && part.contains(['.', '-', 'e', 'E']);
+    if !parts(json).any(unsure) {
+        return Cow::Borrowed(json);
+    }
+    let mut text = String::with_capacity(json.len());
+    for part in parts(json) {
+        if !unsure(part) {
+            text.push_str(part);
+            continue;
+        }
+        let mut rest = part;
+        while let Some(begin) = rest.find(|c: char| c == '-' || c.is_ascii_digit()) {
+            let (before, from) = rest.split_at(begin);
+            let (number, after) = from.split_at(from.find(|c| !is_of_number(c)).unwrap_or(from.len()));
+            text.push_str(before);
+            text.push_str(&plain_number(number).unwrap_or_else(|| number.to_owned()));
+            rest = after;
+        }
+        text.push_str(rest);
+    }
+    Cow::Owned(text)
+}
+
+/// A number written out; `None` if it is none, or one that no payload may have.
+fn plain_number(number: &str) -> Option<String> {
+    let (sign, size) = number.strip_prefix('-').map_or(("", number), |size| ("-", size));
+    let (digits, exponent) = size.split_once(['e', 'E']).unwrap_or((size, "0"));
+    let exponent = exponent.parse::<i32>().ok().filter(|digits| digits.unsigned_abs() <= EXPONENT_MAX)?;
+    let (whole, fraction) = digits.split_once('.').unwrap_or((digits, "0"));
+    let sound = |digits: &str| !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit());
+    if !sound(whole) || !sound(fraction) || (whole.len() > 1 && whole.starts_with('0')) {
+        return None;
+    }
+    // The point stands after so many digits of all.
+    let (mut all, mut point) = (format!("{whole}{fraction}"), i32::try_from(whole.len()).ok()? + exponent);
+    if point < 0 {
+        all.insert_str(0, &"0".repeat(point.unsigned_abs() as usize));
+        point = 0;
+    }
+    let point = usize::try_from(point).ok()?;
+    if all.len() < point {
+        all.push_str(&"0".repeat(point - all.len()));
+    }
+    let (whole, fraction) = all.split_at(point);
+    let (whole, fraction) = (whole.trim_start_matches('0'), fraction.trim_end_matches('0'));
+    Some(match (whole, fraction) {
+        ("", "") => "0".to_owned(),
+        (whole, "") => format!("{sign}{whole}"),
+        ("", fraction) => format!("{sign}0.{fraction}"),
+        (whole, fraction) => format!("{sign}{whole}.{fraction}"),
+    })
+}
+
 /// How much longer a text may become when a database writes its exponents out. Refuses numbers beyond
 /// the limits.
 fn written_out(compact: &str) -> Result<usize> {
     let numbers = parts(compact)
         .filter(|part| !part.starts_with('"'))
-        .flat_map(|part| part.split(|c: char| !matches!(c, '0'..='9' | '-' | '+' | '.' | 'e' | 'E')));
+        .flat_map(|part| part.split(|c| !is_of_number(c)));
     numbers.map(exponent).sum()
 }
 
@@ -255,6 +317,25 @@ mod tests {
             assert_eq!(number(&read), number(&payload));
         }
         assert_eq!(Payload::stored("null").unwrap_err().code(), "corrupt");
+    }
+
+    #[test]
+    fn equal_numbers_are_equal_texts_when_they_are_plain() {
+        for (json, plain) in [
+            (r#"{"a":[1,20,0,"1e2",true,false,null]}"#, r#"{"a":[1,20,0,"1e2",true,false,null]}"#),
+            (r#"{"a":1e2,"b":1.0E+1,"c":-0,"d":-0.0}"#, r#"{"a":100,"b":10,"c":0,"d":0}"#),
+            (r#"{"a":1.50,"b":-20.0,"c":[1e-3,-12.5e-1]}"#, r#"{"a":1.5,"b":-20,"c":[0.001,-1.25]}"#),
+            (r#"{"1.0":"\"1.0","a":false,"b":0.10e1}"#, r#"{"1.0":"\"1.0","a":false,"b":1}"#),
+            // No payload has these; a file that somebody changed may.
+            (
+                r#"{"a":1e401,"b":1e99999999999,"c":1.2.3,"d":-}"#,
+                r#"{"a":1e401,"b":1e99999999999,"c":1.2.3,"d":-}"#,
+            ),
+            (r#"{"a":--1,"b":1-2,"c":1e,"d":01"#, r#"{"a":--1,"b":1-2,"c":1e,"d":01"#),
+        ] {
+            assert_eq!(plain_numbers(json), plain);
+            assert_eq!(plain_numbers(plain), plain, "it stays");
+        }
     }
 
     #[test]

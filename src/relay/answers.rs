@@ -109,7 +109,7 @@ pub(super) struct Awaited {
     catching_up: Size,
     tasks: JoinSet<(Size, bool)>,
     tell: UnboundedSender<Answered>,
-    hear: UnboundedReceiver<Answered>,
+    answered: UnboundedReceiver<Answered>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -140,8 +140,8 @@ impl Size {
 
 impl Default for Awaited {
     fn default() -> Self {
-        let (tell, hear) = unbounded_channel();
-        Awaited { all: Size::default(), catching_up: Size::default(), tasks: JoinSet::new(), tell, hear }
+        let (tell, answered) = unbounded_channel();
+        Awaited { all: Size::default(), catching_up: Size::default(), tasks: JoinSet::new(), tell, answered }
     }
 }
 
@@ -178,11 +178,11 @@ impl Awaited {
 
     /// Waits for the next answered aggregate. Cancel safe.
     pub(super) async fn next(&mut self) -> Option<Answered> {
-        self.hear.recv().await
+        self.answered.recv().await
     }
 
     /// The aggregates answered so far.
-    pub(super) fn come(&mut self) -> Vec<Answered> {
+    pub(super) fn take_answered(&mut self) -> Vec<Answered> {
         while let Some(ended) = self.tasks.try_join_next() {
             let (size, caught_up) = ended.unwrap_or_default();
             self.all.take_off(size);
@@ -190,7 +190,7 @@ impl Awaited {
                 self.catching_up.take_off(size);
             }
         }
-        std::iter::from_fn(|| self.hear.try_recv().ok()).collect()
+        std::iter::from_fn(|| self.answered.try_recv().ok()).collect()
     }
 }
 

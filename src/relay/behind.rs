@@ -240,7 +240,7 @@ impl Leading {
 
     /// Processes the answers that have arrived.
     pub(super) async fn settle_answered(&mut self) -> Result<(), End> {
-        let mut answered = self.awaited.come();
+        let mut answered = self.awaited.take_answered();
         answered.extend(self.heard.take());
         if answered.is_empty() {
             return Ok(());

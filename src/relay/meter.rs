@@ -197,14 +197,14 @@ impl Meter {
     }
 
     /// The bus accepts nothing. Logs one line per outage.
-    pub(super) fn away(&self, why: &str) {
+    pub(super) fn away(&self, reason: &str) {
         let mut state = self.state();
         let first = !std::mem::replace(&mut state.away, true);
         state.progress.outages += u64::from(first);
         drop(state);
         if first {
             self.metrics.outage();
-            tracing::warn!(target: "hapax::relay", relay = %self.name, why, "the bus is away; the relay waits for it");
+            tracing::warn!(target: "hapax::relay", relay = %self.name, reason, "the bus is away; the relay waits for it");
         }
     }
 

@@ -212,8 +212,8 @@ async fn publish(bus: Arc<dyn Bus>, topic: &Topic, at: Time) -> Result<()> {
 async fn partitions(bus: &dyn Bus, topic: &Topic) -> Result<i32> {
     let info = bus.topic(topic).await?.ok_or_else(|| Error::NotFound(format!("topic {topic}")))?;
     if info.compacted {
-        let why = "it is compacted: a pulse has no key, and compaction would remove all but the last";
-        return Err(Error::Unsupported(format!("the topic {topic} takes no pulses, because {why}")));
+        let reason = "it is compacted: a pulse has no key, and compaction would remove all but the last";
+        return Err(Error::Unsupported(format!("the topic {topic} takes no pulses, because {reason}")));
     }
     Ok(info.partitions)
 }

@@ -1,4 +1,5 @@
-//! The loop of a leading relay: `read → sift → publish → acknowledge → save`, batch by batch.
+//! The loop of a leading relay: `read → select_unpublished → publish → acknowledge → save`, batch
+//! by batch.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -111,7 +112,7 @@ impl Leading {
         }
         self.pulses.look(self.reads).await;
         let (batch, number) = self.read().await?;
-        let batch = self.sift(batch, number);
+        let batch = self.select_unpublished(batch, number);
         if batch.empty {
             self.position = batch.next.clone();
             self.pulse(&batch);
@@ -159,7 +160,7 @@ impl Leading {
         self.leadership.hold().await
     }
 
-    // --- in: read → sift ---------------------------------------------------------------------------------------
+    // --- in: read → select_unpublished ----------------------------------------------------------------------
 
     /// The next batch, and which read of the journal it is from.
     async fn read(&mut self) -> Result<(ReadBatch, u64), End> {
@@ -207,7 +208,7 @@ impl Leading {
     }
 
     /// Leaves out events that are behind or already on the bus.
-    fn sift(&mut self, batch: ReadBatch, number: u64) -> Batch {
+    fn select_unpublished(&mut self, batch: ReadBatch, number: u64) -> Batch {
         let ReadBatch { events, next, at_hole, more } = batch;
         let empty = events.is_empty();
         let mut batch =

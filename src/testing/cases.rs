@@ -173,6 +173,7 @@ macro_rules! __conformance_cases {
                 kill_then_redrive
                 t69_what_was_killed_takes_its_bytes_from_the_next_delivery
                 t69_an_aggregate_goes_on_behind_what_was_killed
+                t341_a_redrive_says_that_nobody_takes_the_event_up
                 c11_the_epoch_is_shared_and_stays
             }
         }

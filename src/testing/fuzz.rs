@@ -10,6 +10,7 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 
 use crate::access::{ApiToken, TokenId};
+use crate::analytics::{Input, Source};
 use crate::bus::Received;
 use crate::clock::Time;
 use crate::config::{Config, Place, Sources};
@@ -39,6 +40,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("payload", payload),
     ("api_token", api_token),
     ("cursors", cursors),
+    ("debezium", debezium),
     #[cfg(feature = "client")]
     ("prepared_write", prepared_write),
 ];
@@ -388,6 +390,34 @@ pub fn cursors(data: &[u8]) {
             assert_eq!(CursorParts::decode(&parts.encode().to_string()).unwrap(), parts);
         }
         Err(error) => is_a_sentence(&error, data.len()),
+    }
+}
+
+/// A message of Debezium: with a schema around it it says the same, and what cannot be read is kept with a reason.
+pub fn debezium(data: &[u8]) {
+    let read = |bytes: Vec<u8>| {
+        let record = Record { payload: Some(bytes.into()), ..Record::default() };
+        Source::Debezium.read(&Received::new(record, Origin::new(Topic::new("cdc").unwrap(), 1, 2)), 3)
+    };
+    let plain = read(data.to_vec());
+    match &plain {
+        Ok(Input::Change(change)) => {
+            assert!(change.version.generation() == 3 && change.version.seq() > 0);
+            assert!(change.payload.as_ref().is_none_or(|payload| payload.as_str().starts_with('{')));
+        }
+        Ok(Input::Pulse(pulse) | Input::NextPulse { pulse, .. } | Input::SnapshotPulse(pulse)) => {
+            assert!(pulse.partitions > 0);
+        }
+        Ok(_) => {}
+        Err(rejected) => {
+            let length = rejected.reason.len();
+            assert!(length > 10 && length < 2000 + 10 * data.len(), "{}", rejected.reason);
+            assert_eq!(rejected.payload, data, "it is kept as it is");
+        }
+    }
+    if serde_json::from_slice::<Value>(data).is_ok_and(|value| value["op"].is_string()) {
+        let wrapped = [b"{\"schema\":{},\"payload\":", data, b"}"].concat();
+        assert_eq!(read(wrapped).ok(), plain.ok());
     }
 }
 

@@ -221,10 +221,10 @@ pub async fn c4_settling_and_marking_in_a_transaction(harness: &impl Harness) {
     let grant = first(&ledger, &mine).await;
     let settles = [settling(&mine, &grant, done()), settling(&claim("nobody", lease()), &grant, done())];
     let tried = Marker { tried: vec![3, 4, 900], batch: 200, ..marker(1, 1000) };
-    let marks = [tried.clone(), marker(0, 0)];
+    let markers = [tried.clone(), marker(0, 0)];
     for commit in [false, true] {
         let answers =
-            harness.settle_in_transaction(&ledger, &settles, (&scope(), &marks), commit).await.unwrap();
+            harness.settle_in_transaction(&ledger, &settles, (&scope(), &markers), commit).await.unwrap();
         let fenced: Vec<bool> = answers.into_iter().map(|answer| is_fenced(answer.unwrap())).collect();
         assert_eq!(fenced, [false, true]);
         let wanted = if commit { State::Done } else { State::Leased };

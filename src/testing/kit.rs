@@ -24,7 +24,7 @@ pub const DAY: Duration = Duration::from_hours(24);
 /// How many runs the cases allow.
 pub const ATTEMPTS_MAX: u32 = 3;
 
-/// A lease on terms of the cases, alone.
+/// A lease with the settings of the cases, alone.
 pub fn lease() -> Mode {
     Mode::Lease(LeaseSettings { lease: LEASE, attempts_max: ATTEMPTS_MAX, alone: true })
 }

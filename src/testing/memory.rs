@@ -74,12 +74,12 @@ impl Harness for MemoryHarness {
         &self,
         ledger: &MemoryLedger,
         settles: &[Settle],
-        marks: (&Scope, &[Marker]),
+        markers: (&Scope, &[Marker]),
         commit: bool,
     ) -> Result<Vec<Result<Settled>>> {
         let mut transaction = ledger.begin();
         let answers = transaction.settle(settles)?;
-        transaction.set_markers(marks.0, marks.1);
+        transaction.set_markers(markers.0, markers.1);
         if commit {
             transaction.commit();
         }

@@ -38,6 +38,7 @@ pub mod keyed;
 pub mod kit;
 mod memory;
 pub mod mutants;
+pub mod projection;
 pub mod proxy;
 pub mod records;
 
@@ -81,7 +82,7 @@ pub trait Harness: Send + Sync {
         &self,
         ledger: &Self::Ledger,
         settles: &[Settle],
-        marks: (&Scope, &[Marker]),
+        markers: (&Scope, &[Marker]),
         commit: bool,
     ) -> Result<Vec<Result<Settled>>>;
 
@@ -89,9 +90,9 @@ pub trait Harness: Send + Sync {
     async fn was_committed(&self, ledger: &Self::Ledger, claim: &Claim) -> Result<bool>;
 
     /// Begins a sweep and stops after some steps, as if its process were killed there. Where a sweep is one step, it is done.
-    async fn sweep_part(&self, ledger: &Self::Ledger, terms: SweepSettings, steps: u32) -> Swept {
+    async fn sweep_part(&self, ledger: &Self::Ledger, settings: SweepSettings, steps: u32) -> Swept {
         let _ = steps;
-        ledger.sweep(terms).await.expect("a sweep")
+        ledger.sweep(settings).await.expect("a sweep")
     }
 
     /// Whether [`sweep_part`](Harness::sweep_part) leaves weeks half dropped.

@@ -112,12 +112,12 @@ impl Harness for MutantHarness {
         &self,
         ledger: &MutantLedger,
         settles: &[Settle],
-        marks: (&Scope, &[Marker]),
+        markers: (&Scope, &[Marker]),
         commit: bool,
     ) -> Result<Vec<Result<Settled>>> {
         let mut transaction = ledger.inner.begin();
         let answers = transaction.settle(settles)?;
-        transaction.set_markers(marks.0, marks.1);
+        transaction.set_markers(markers.0, markers.1);
         if commit {
             transaction.commit();
         }
@@ -244,8 +244,8 @@ ledger_over!(MutantLedger {
                         .iter()
                         .cloned()
                         .map(|mut claim| {
-                            if let crate::ledger::Mode::Lease(terms) = &mut claim.mode {
-                                terms.alone = false;
+                            if let crate::ledger::Mode::Lease(settings) = &mut claim.mode {
+                                settings.alone = false;
                             }
                             claim
                         })
@@ -296,8 +296,8 @@ ledger_over!(MutantLedger {
         }
     }
     Operations {
-        async fn sweep(&self, terms: SweepSettings) -> Result<Swept> {
-            self.inner.sweep(terms).await
+        async fn sweep(&self, settings: SweepSettings) -> Result<Swept> {
+            self.inner.sweep(settings).await
         }
     }
 });

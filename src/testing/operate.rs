@@ -8,8 +8,8 @@ use super::kit::{
     latest, lease, metadata, one, open, retry, run, settle, settled, there, v4,
 };
 use crate::error::Error;
-use crate::event::Record;
-use crate::id::{EventId, Scope, Tenant};
+use crate::event::{Origin, Record};
+use crate::id::{EventId, Scope, Tenant, Topic};
 use crate::ledger::{
     Claim, Claims, ConsumerStore, Filter, HeldQuery, Identity, Intervention, Level, Mode, Operations,
     Outcome, State, Verdict,
@@ -310,7 +310,8 @@ pub async fn t69_what_was_killed_takes_its_bytes_from_the_next_delivery(harness:
             "lost" => (Mode::Once { track: None }, Intervention::Retry),
             _ => (lease(), Intervention::Redrive),
         };
-        let mine = claim(&format!("e{n}"), mode);
+        let origin = Some(Origin::new(Topic::new("orders").unwrap(), 0, 7));
+        let mine = Claim { origin, ..claim(&format!("e{n}"), mode) };
         let grant = first(&ledger, &mine).await;
         match state {
             "retry" => drop(settled(&ledger, &mine, &grant, retry(LEASE)).await),
@@ -340,6 +341,24 @@ pub async fn t69_what_was_killed_takes_its_bytes_from_the_next_delivery(harness:
         assert_eq!(due.len(), 1, "{state}: it runs by itself");
         assert_eq!(due[0].body.as_ref(), Some(&body));
         run(&ledger, &another(&delivery)).await;
+    }
+}
+
+/// Claimed without a topic, as a caller of the API does: no consumer is known to take it up, though its bytes are
+/// held. So for a retry of one that is lost.
+pub async fn t341_a_redrive_says_that_nobody_takes_the_event_up(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    let body = Some(Record { payload: Some("payload".into()), ..Record::default() });
+    for (n, origin) in [None, Some(Origin::new(Topic::new("orders").unwrap(), 0, 7))].into_iter().enumerate()
+    {
+        let mine = Claim { origin: origin.clone(), body: body.clone(), ..claim(&format!("e{n}"), lease()) };
+        let grant = first(&ledger, &mine).await;
+        settled(&ledger, &mine, &grant, dead()).await;
+        expect(&ledger, &another(&mine), "dead").await;
+        assert_eq!(there(&ledger, &mine).await.body, body, "it has its bytes");
+        let redriven = intervene(&ledger, &mine, Intervention::Redrive).await.unwrap();
+        assert_eq!(redriven.needs_delivery(), origin.is_none(), "{origin:?}");
+        run(&ledger, &another(&mine)).await;
     }
 }
 

@@ -144,8 +144,8 @@ impl Bus for FaultyBus {
     async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {
         self.inner.subscribe(subscription).await
     }
-    async fn create_topic(&self, topic: &Topic, terms: TopicSettings) -> Result<bool> {
-        self.inner.create_topic(topic, terms).await
+    async fn create_topic(&self, topic: &Topic, settings: TopicSettings) -> Result<bool> {
+        self.inner.create_topic(topic, settings).await
     }
     async fn topic(&self, topic: &Topic) -> Result<Option<TopicInfo>> {
         self.inner.topic(topic).await
@@ -229,8 +229,8 @@ journal_over!(OddJournal {
     async fn wait(&self, after: &Position, at_most: Duration) -> Result<()> {
         self.inner.wait(after, at_most).await
     }
-    async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
-        self.inner.sweep(terms).await
+    async fn sweep(&self, settings: &JournalSweep) -> Result<u64> {
+        self.inner.sweep(settings).await
     }
     async fn horizon(&self) -> Result<(Time, Position)> {
         if self.untold.load(Ordering::SeqCst) {

@@ -200,8 +200,8 @@ pub async fn sweep_dry_run_changes_nothing(harness: &impl Harness) {
     run(&ledger, &mine).await;
     run(&ledger, &claim("timeless", lease())).await;
     harness.advance(DAY * 30).await;
-    let terms = SweepSettings { retention: DAY * 7, batch_max: 1000, dry_run: true };
-    assert_eq!(ledger.sweep(terms).await.unwrap().entries(), 2);
+    let settings = SweepSettings { retention: DAY * 7, batch_max: 1000, dry_run: true };
+    assert_eq!(ledger.sweep(settings).await.unwrap().entries(), 2);
     expect(&ledger, &another(&mine), "duplicate").await;
     expect(&ledger, &claim("timeless", lease()), "duplicate").await;
     assert_eq!(sweep(&ledger, DAY * 7).await.entries(), 2);
@@ -223,9 +223,9 @@ pub async fn sweep_keeps_open_entries(harness: &impl Harness) {
     harness.advance(DAY * 5).await;
     run(&ledger, &claim("young", lease())).await;
     harness.advance(DAY * 3).await;
-    let terms = SweepSettings { retention: DAY * 7, batch_max: 10, dry_run: false };
-    assert_eq!(ledger.sweep(terms).await.unwrap().rows, 25, "all of them, ten at a time");
-    assert_eq!(ledger.sweep(terms).await.unwrap().rows, 0);
+    let settings = SweepSettings { retention: DAY * 7, batch_max: 10, dry_run: false };
+    assert_eq!(ledger.sweep(settings).await.unwrap().rows, 25, "all of them, ten at a time");
+    assert_eq!(ledger.sweep(settings).await.unwrap().rows, 0);
     for (claim, state) in open_.iter().zip([State::Leased, State::Retry, State::Dead]) {
         assert_eq!(there(&ledger, claim).await.state, state);
     }

@@ -298,10 +298,10 @@ async fn t36_postgres_killed_while_a_process_recovers_and_while_a_sweep_runs() {
     let mut reader = world.pool.begin().await.unwrap();
     let look = format!("set transaction isolation level repeatable read; select from {}.entry", world.schema);
     sqlx::raw_sql(AssertSqlSafe(look)).execute(&mut *reader).await.unwrap();
-    let terms = || SweepSettings { retention: MONTH / 4, batch_max: 1000, dry_run: false };
+    let settings = || SweepSettings { retention: MONTH / 4, batch_max: 1000, dry_run: false };
     let sweeping = tokio::spawn({
-        let (ledger, terms) = (world.ledger.clone(), terms());
-        async move { ledger.sweep(terms).await }
+        let (ledger, settings) = (world.ledger.clone(), settings());
+        async move { ledger.sweep(settings).await }
     });
     let waits = format!("select exists (select from {}.dropped where waits <> '{{}}')", world.schema);
     until("the sweep waits for the reader", || support::ask(&world.pool, waits.clone())).await;
@@ -319,7 +319,7 @@ async fn t36_postgres_killed_while_a_process_recovers_and_while_a_sweep_runs() {
     // The next sweep ends what the killed one began: this one, or that of the consumer, which sweeps too.
     let rows = format!("select count(*) from {}.entry", world.schema);
     until("the week is dropped", || async {
-        world.ledger.sweep(terms()).await.unwrap();
+        world.ledger.sweep(settings()).await.unwrap();
         support::ask::<i64>(&world.pool, rows.clone()).await == 30
     })
     .await;

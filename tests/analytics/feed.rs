@@ -40,17 +40,17 @@ fn payload(json: &str) -> Payload {
 }
 
 /// Records in a file, published to a bus that lasts as long as the test.
-struct World {
+struct Source {
     dir: tempfile::TempDir,
     journal: SqliteJournal,
     records: SqliteRecords,
     bus: Arc<dyn Bus>,
 }
 
-impl World {
+impl Source {
     async fn new() -> Self {
         let bus = MemoryBus::default();
-        World::on(Arc::new(bus)).await
+        Source::on(Arc::new(bus)).await
     }
 
     async fn on(bus: Arc<dyn Bus>) -> Self {
@@ -59,7 +59,7 @@ impl World {
         let journal = SqliteJournal::open(dir.path().join("journal.db"), JournalSettings::default()).unwrap();
         let records = SqliteRecords::open(&journal).unwrap();
         records.create_module(&orders()).await.unwrap();
-        World { dir, journal, records, bus }
+        Source { dir, journal, records, bus }
     }
 
     fn file(&self) -> std::path::PathBuf {
@@ -94,7 +94,7 @@ impl World {
     }
 
     /// Everything that the source has of a tenant.
-    async fn source(&self, tenant: Option<&Tenant>) -> Vec<Record> {
+    async fn all(&self, tenant: Option<&Tenant>) -> Vec<Record> {
         let (mut all, mut after) = (Vec::new(), None);
         loop {
             let list = List::new(orders()).tenant(tenant.cloned()).after(after).limit(100);
@@ -152,14 +152,14 @@ async fn listed(model: &Arc<dyn ReadModel>, tenant: Option<&Tenant>) -> (Vec<Rec
 }
 
 /// Waits until the model is in step with everything written before, and compares it with the source.
-async fn equals_source(world: &World, model: &Arc<dyn ReadModel>) {
+async fn equals_source(source: &Source, model: &Arc<dyn ReadModel>) {
     let now = SystemClock.now();
     for tenant in tenants() {
         until("the model is in step", async || {
             listed(model, tenant.as_ref()).await.1.is_some_and(|synced| synced >= now)
         })
         .await;
-        assert_eq!(listed(model, tenant.as_ref()).await.0, world.source(tenant.as_ref()).await, "{tenant:?}");
+        assert_eq!(listed(model, tenant.as_ref()).await.0, source.all(tenant.as_ref()).await, "{tenant:?}");
     }
 }
 
@@ -171,7 +171,7 @@ fn sqlite(path: &Path) -> Arc<dyn ReadModel> {
 type Acknowledged = Arc<Mutex<Vec<(Option<Tenant>, Record, bool, Time)>>>;
 
 /// Creates, updates and deletes, and tells each write with the time after it was acknowledged.
-async fn write(world: Arc<World>, tenant: Option<Tenant>, count: usize, acknowledged: Acknowledged) {
+async fn write(source: Arc<Source>, tenant: Option<Tenant>, count: usize, acknowledged: Acknowledged) {
     let mut live: Vec<Record> = Vec::new();
     for n in 0..count {
         let json = format!(r#"{{"n":{n},"amount":{n}.25}}"#);
@@ -179,15 +179,15 @@ async fn write(world: Arc<World>, tenant: Option<Tenant>, count: usize, acknowle
             (1 | 2, Some(found)) => {
                 let update =
                     Update::new(orders(), found.id, found.seq, payload(&json)).tenant(tenant.clone());
-                (world.records.update(&update).await.unwrap(), false)
+                (source.records.update(&update).await.unwrap(), false)
             }
             (3, Some(found)) if n % 8 == 3 => {
                 let delete = Delete::new(orders(), found.id, found.seq).tenant(tenant.clone());
-                (world.records.delete(&delete).await.unwrap(), true)
+                (source.records.delete(&delete).await.unwrap(), true)
             }
             (_, found) => {
                 live.extend(found);
-                (world.create(tenant.as_ref(), &json).await, false)
+                (source.create(tenant.as_ref(), &json).await, false)
             }
         };
         if !deleted {
@@ -200,15 +200,15 @@ async fn write(world: Arc<World>, tenant: Option<Tenant>, count: usize, acknowle
 /// Whatever was acknowledged before `lastSyncAt` is in the answer. Feeds are killed and started meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn t55_every_write_acknowledged_before_last_sync_at_is_in_the_answer() {
-    let world = Arc::new(World::new().await);
-    let (relay, model) = (world.relay(), sqlite(&world.file()));
+    let source = Arc::new(Source::new().await);
+    let (relay, model) = (source.relay(), sqlite(&source.file()));
     let acknowledged = Arc::new(Mutex::new(Vec::new()));
     let writers: Vec<_> = tenants()
-        .map(|tenant| tokio::spawn(write(Arc::clone(&world), tenant, 150, Arc::clone(&acknowledged))))
+        .map(|tenant| tokio::spawn(write(Arc::clone(&source), tenant, 150, Arc::clone(&acknowledged))))
         .into();
     let mut looks = 0;
     while looks < 5 || writers.iter().any(|writer| !writer.is_finished()) {
-        let feed = world.feed(Arc::clone(&model));
+        let feed = source.feed(Arc::clone(&model));
         for tenant in tenants() {
             let known: Vec<_> = acknowledged.lock().unwrap().clone();
             let (rows, synced) = listed(&model, tenant.as_ref()).await;
@@ -238,8 +238,8 @@ async fn t55_every_write_acknowledged_before_last_sync_at_is_in_the_answer() {
     for writer in writers {
         writer.await.unwrap();
     }
-    let feed = world.feed(Arc::clone(&model));
-    equals_source(&world, &model).await;
+    let feed = source.feed(Arc::clone(&model));
+    equals_source(&source, &model).await;
     feed.end().await;
     relay.end().await;
 }
@@ -247,23 +247,23 @@ async fn t55_every_write_acknowledged_before_last_sync_at_is_in_the_answer() {
 /// Everything that is published again, in any order, changes nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn t53_what_is_published_again_changes_nothing() {
-    let world = Arc::new(World::new().await);
+    let source = Arc::new(Source::new().await);
     let acknowledged = Arc::default();
     for tenant in tenants() {
-        write(Arc::clone(&world), tenant, 40, Arc::clone(&acknowledged)).await;
+        write(Arc::clone(&source), tenant, 40, Arc::clone(&acknowledged)).await;
     }
-    let models: [Arc<dyn ReadModel>; 2] = [sqlite(&world.file()), Arc::new(MemoryReadModel::default())];
+    let models: [Arc<dyn ReadModel>; 2] = [sqlite(&source.file()), Arc::new(MemoryReadModel::default())];
     for model in &models {
         for round in 0..2 {
-            let relay = world.relay();
-            let feed = world.feed(Arc::clone(model));
-            equals_source(&world, model).await;
+            let relay = source.relay();
+            let feed = source.feed(Arc::clone(model));
+            equals_source(&source, model).await;
             let (progress, _) = (feed.end().await, relay.end().await);
             assert!(round > 0 || progress.changes >= 120, "{progress:?}");
             // From the beginning again, by the same relay.
-            let (name, start) = (RelayName::new("main").unwrap(), Checkpoint::start(world.journal.id()));
+            let (name, start) = (RelayName::new("main").unwrap(), Checkpoint::start(source.journal.id()));
             assert_eq!(start.position, Position::START);
-            world.journal.rewind(&name, &start, None).await.unwrap();
+            source.journal.rewind(&name, &start, None).await.unwrap();
         }
     }
 }
@@ -271,46 +271,70 @@ async fn t53_what_is_published_again_changes_nothing() {
 /// A model that is lost is filled from the topic again, although the group has committed everything.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_model_that_was_lost_begins_at_the_beginning() {
-    let world = World::new().await;
-    let relay = world.relay();
+    let source = Source::new().await;
+    let relay = source.relay();
     for n in 0..20 {
-        world.create(None, &format!(r#"{{"n":{n}}}"#)).await;
+        source.create(None, &format!(r#"{{"n":{n}}}"#)).await;
     }
-    let model = sqlite(&world.file());
-    let feed = world.feed(Arc::clone(&model));
-    equals_source(&world, &model).await;
+    let model = sqlite(&source.file());
+    let feed = source.feed(Arc::clone(&model));
+    equals_source(&source, &model).await;
     feed.end().await;
     drop(model);
-    let other = sqlite(&world.dir.path().join("other.db"));
-    let feed = world.feed(Arc::clone(&other));
-    equals_source(&world, &other).await;
+    let other = sqlite(&source.dir.path().join("other.db"));
+    let feed = source.feed(Arc::clone(&other));
+    equals_source(&source, &other).await;
     assert!(feed.end().await.changes >= 20);
+    relay.end().await;
+}
+
+/// Two models follow one topic at the same time, each as if it were alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_models_on_one_topic_both_get_everything() {
+    let source = Source::new().await;
+    let relay = source.relay();
+    let models: [Arc<dyn ReadModel>; 2] =
+        [sqlite(&source.file()), sqlite(&source.dir.path().join("other.db"))];
+    let feeds = [source.feed(Arc::clone(&models[0])), source.feed(Arc::clone(&models[1]))];
+    for n in 0..30 {
+        source.create(None, &format!(r#"{{"n":{n}}}"#)).await;
+    }
+    for model in &models {
+        equals_source(&source, model).await;
+        // Under the name of the model, which it keeps.
+        let group = format!("hapax-analytics-{}", model.id().await.unwrap().unwrap().simple());
+        let partition = Partition { topic: topic(), number: 0 };
+        until("committed", async || source.bus.committed(&group, &partition).await.unwrap().is_some()).await;
+    }
+    for feed in feeds {
+        feed.end().await;
+    }
     relay.end().await;
 }
 
 /// A model that begins after retention removed the events begins with the records as they are.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_model_that_begins_late_begins_with_the_records_as_they_are() {
-    let world = Arc::new(World::new().await);
+    let source = Arc::new(Source::new().await);
     let acknowledged = Arc::default();
     for tenant in tenants() {
-        write(Arc::clone(&world), tenant, 40, Arc::clone(&acknowledged)).await;
+        write(Arc::clone(&source), tenant, 40, Arc::clone(&acknowledged)).await;
     }
     // These were never published: as if they had been, and were gone.
-    let (name, mut end) = (RelayName::new("main").unwrap(), Checkpoint::start(world.journal.id()));
-    end.position = world.journal.stat().await.unwrap().last.unwrap();
-    world.journal.rewind(&name, &end, None).await.unwrap();
-    let relay = world.relay();
-    let model = sqlite(&world.file());
+    let (name, mut end) = (RelayName::new("main").unwrap(), Checkpoint::start(source.journal.id()));
+    end.position = source.journal.stat().await.unwrap().last.unwrap();
+    source.journal.rewind(&name, &end, None).await.unwrap();
+    let relay = source.relay();
+    let model = sqlite(&source.file());
     for _ in 0..2 {
         let mut settings = FeedSettings::new(topic());
         settings.linger = Duration::from_millis(5);
-        let feed = Feed::new(Arc::clone(&world.bus), Arc::clone(&model), settings).unwrap();
-        let feed = feed.with_snapshot(Arc::new(world.records.clone()));
+        let feed = Feed::new(Arc::clone(&source.bus), Arc::clone(&model), settings).unwrap();
+        let feed = feed.with_snapshot(Arc::new(source.records.clone()));
         let stop = feed.handle();
         let feed = Running { task: tokio::spawn(feed.run()), stop: Stop::Feed(stop) };
-        world.create(None, r#"{"later":1}"#).await;
-        equals_source(&world, &model).await;
+        source.create(None, r#"{"later":1}"#).await;
+        equals_source(&source, &model).await;
         feed.end().await;
     }
     assert!(model.rejected(1).await.unwrap().is_empty(), "nothing is missing");
@@ -320,11 +344,11 @@ async fn a_model_that_begins_late_begins_with_the_records_as_they_are() {
 /// A change that cannot be read costs nobody else anything, and holds `lastSyncAt` of its tenant back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broken_change_holds_its_tenant_back_and_nobody_else() {
-    let world = World::new().await;
-    let model = sqlite(&world.file());
+    let source = Source::new().await;
+    let model = sqlite(&source.file());
     let [_, one, other] = tenants();
-    world.create(one.as_ref(), "{}").await;
-    let (relay, feed) = (world.relay(), world.feed(Arc::clone(&model)));
+    source.create(one.as_ref(), "{}").await;
+    let (relay, feed) = (source.relay(), source.feed(Arc::clone(&model)));
     until("in step", async || listed(&model, one.as_ref()).await.1.is_some()).await;
     let tenant = one.as_ref().unwrap().as_str().to_owned();
     let headers = [("ce_type", "record.updated".to_owned()), ("tenant_id", tenant)];
@@ -334,11 +358,11 @@ async fn a_broken_change_holds_its_tenant_back_and_nobody_else() {
         headers: headers.into_iter().collect(),
         timestamp: None,
     };
-    for answer in world.bus.publish(&topic(), &[record]).await.unwrap() {
+    for answer in source.bus.publish(&topic(), &[record]).await.unwrap() {
         answer.unwrap();
     }
     until("rejected", async || !model.rejected(10).await.unwrap().is_empty()).await;
-    let record = world.create(one.as_ref(), r#"{"later":1}"#).await;
+    let record = source.create(one.as_ref(), r#"{"later":1}"#).await;
     let now = SystemClock.now();
     until("others go on", async || listed(&model, other.as_ref()).await.1.is_some_and(|at| at >= now)).await;
     let (rows, synced) = listed(&model, one.as_ref()).await;
@@ -359,23 +383,23 @@ async fn a_broken_change_holds_its_tenant_back_and_nobody_else() {
 async fn what_was_removed_before_it_was_read_holds_everybody_back() {
     let dir = tempfile::tempdir().unwrap();
     let bus: Arc<dyn Bus> = Arc::new(EmbeddedBus::open(dir.path().join("bus.db")).unwrap());
-    let world = World::on(bus).await;
-    let model = sqlite(&world.file());
-    let (relay, feed) = (world.relay(), world.feed(Arc::clone(&model)));
-    let first = world.create(None, "{}").await;
-    equals_source(&world, &model).await;
+    let source = Source::on(bus).await;
+    let model = sqlite(&source.file());
+    let (relay, feed) = (source.relay(), source.feed(Arc::clone(&model)));
+    let first = source.create(None, "{}").await;
+    equals_source(&source, &model).await;
     feed.end().await;
     relay.end().await;
     // A second model comes when the first records are gone: here, because the offsets begin above 0.
     let other: Arc<dyn ReadModel> = Arc::new(MemoryReadModel::default());
     for number in 0..PARTITIONS {
         let partition = Partition { topic: topic(), number };
-        let (_, end) = world.bus.range(&partition).await.unwrap();
+        let (_, end) = source.bus.range(&partition).await.unwrap();
         let mut block = hapax::analytics::Block::new(partition, PARTITIONS, 0..end + 1000);
         block.pulse = Some(SystemClock.now());
         other.apply(&[block]).await.unwrap();
     }
-    let (relay, feed) = (world.relay(), world.feed(Arc::clone(&other)));
+    let (relay, feed) = (source.relay(), source.feed(Arc::clone(&other)));
     until("noticed", async || other.rejected(10).await.unwrap().len() == PARTITIONS as usize).await;
     until("read from the beginning", async || listed(&other, None).await.0.contains(&first)).await;
     let told = other.rejected(1).await.unwrap().remove(0).rejected.reason;
@@ -387,10 +411,10 @@ async fn what_was_removed_before_it_was_read_holds_everybody_back() {
 /// A reader waits for its own write, or hears how far the model is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reader_waits_for_its_own_write() {
-    let world = World::new().await;
-    let model = sqlite(&world.file());
-    let relay = world.relay();
-    let record = world.create(None, "{}").await;
+    let source = Source::new().await;
+    let model = sqlite(&source.file());
+    let relay = source.relay();
+    let record = source.create(None, "{}").await;
     let analytics = Analytics::new(Arc::clone(&model), None).unwrap();
     let ask = |wait: Duration| {
         let query = analytics.records("orders").unwrap().after(ReadToken::of(&record)).wait(wait);
@@ -401,7 +425,7 @@ async fn a_reader_waits_for_its_own_write() {
         matches!(&told, Error::Conflict { actual, .. } if actual.contains("the record is not there")),
         "{told:?}"
     );
-    let feed = world.feed(Arc::clone(&model));
+    let feed = source.feed(Arc::clone(&model));
     let answer = ask(Duration::from_secs(120)).await.unwrap();
     assert_eq!(answer.value.records, std::slice::from_ref(&record));
     let token = ReadToken::of(&record);

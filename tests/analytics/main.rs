@@ -2,10 +2,20 @@
 #![cfg(all(feature = "testing", feature = "sqlite"))]
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a panic is how a test fails
 
+mod away;
+#[cfg(feature = "clickhouse")]
+mod clickhouse_feeds;
+mod debezium;
+#[cfg(feature = "clickhouse")]
+mod engine;
 mod feed;
 mod mutants;
+#[cfg(feature = "clickhouse")]
+mod on_clickhouse;
+mod pausing;
 #[path = "../support/mod.rs"]
 mod support;
+mod verify;
 
 use async_trait::async_trait;
 use hapax::backend::sqlite::SqliteReadModel;
@@ -13,6 +23,8 @@ use hapax::testing::analytics::{MemoryReadModelHarness, ReadModelHarness};
 
 hapax::read_model_conformance!(memory, MemoryReadModelHarness::new());
 hapax::read_model_conformance!(sqlite, SqliteReadModelHarness::new());
+#[cfg(feature = "clickhouse")]
+hapax::read_model_conformance!(clickhouse, engine::Database::new());
 
 /// A fresh file.
 struct SqliteReadModelHarness(tempfile::TempDir);

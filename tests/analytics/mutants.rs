@@ -2,7 +2,7 @@
 //! were written against its mistake.
 
 use hapax::testing::analytics::mutants::{MutantReadModelHarness, ReadModelMutant};
-use hapax::testing::analytics::{questions, sync, versions};
+use hapax::testing::analytics::{questions, scans, sync, versions};
 
 /// Asserts that every one of the cases catches the mutant.
 macro_rules! caught {
@@ -61,3 +61,14 @@ caught!(
     [questions::m8_since_looks_at_the_current_version]
 );
 caught!(forgetful_pages_are_caught, ReadModelMutant::PageForgets, [questions::m6_rows_are_ordered_and_paged]);
+caught!(an_id_that_changes_is_caught, ReadModelMutant::IdMadeAnew, [versions::m11_the_id_stays]);
+caught!(
+    payloads_that_are_not_hashed_are_caught,
+    ReadModelMutant::PayloadUnhashed,
+    [scans::m12_a_scan_hashes_what_is_stored]
+);
+caught!(
+    forgetful_scans_are_caught,
+    ReadModelMutant::ScanForgets,
+    [scans::m12_a_scan_shows_every_record_once]
+);

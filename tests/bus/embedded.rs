@@ -81,10 +81,10 @@ async fn everything_is_there_after_reopening() {
 async fn retention_by_time_sweeps_by_itself_and_reuses_no_offset() {
     let file = File::new();
     let bus = file.open();
-    let mut terms = TopicSettings::new(1);
-    terms.retention = Some(Duration::from_secs(3600));
-    bus.create_topic(&topic(), terms).await.unwrap();
-    assert_eq!(bus.topic(&topic()).await.unwrap().unwrap().retention, terms.retention);
+    let mut settings = TopicSettings::new(1);
+    settings.retention = Some(Duration::from_secs(3600));
+    bus.create_topic(&topic(), settings).await.unwrap();
+    assert_eq!(bus.topic(&topic()).await.unwrap().unwrap().retention, settings.retention);
     publish(&bus, &records(2500, 10)).await; // more than one step of a sweep
     file.clock.advance(Duration::from_secs(1800));
     publish(&bus, &records(2, 10)).await;
@@ -106,12 +106,12 @@ async fn retention_by_time_sweeps_by_itself_and_reuses_no_offset() {
 async fn retention_by_size_keeps_the_newest() {
     let file = File::new();
     let bus = file.open();
-    let mut terms = TopicSettings::new(1);
-    terms.retention_bytes = Some(1000);
-    bus.create_topic(&topic(), terms).await.unwrap();
+    let mut settings = TopicSettings::new(1);
+    settings.retention_bytes = Some(1000);
+    bus.create_topic(&topic(), settings).await.unwrap();
     publish(&bus, &records(26, 100)).await;
     file.clock.advance(Duration::from_secs(61));
-    assert!(!bus.create_topic(&topic(), terms).await.unwrap(), "any request wakes the writer");
+    assert!(!bus.create_topic(&topic(), settings).await.unwrap(), "any request wakes the writer");
     until_oldest(&bus, 0, 16).await;
     assert_eq!(bus.range(&partition(0)).await.unwrap(), (16, 26), "ten of a hundred bytes stay");
 }

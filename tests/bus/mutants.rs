@@ -70,3 +70,8 @@ caught!(
     [publish::b12_a_partition_that_is_not_there_is_an_error]
 );
 caught!(untold_losses_are_caught, BusMutant::LostUntold, [members::b7_a_silent_member_loses_its_partitions]);
+caught!(
+    telling_of_removed_records_late_is_caught,
+    BusMutant::RemovedLate,
+    [consume::b13_what_was_removed_is_told_before_what_lies_behind_it]
+);

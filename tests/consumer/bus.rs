@@ -65,8 +65,8 @@ impl Bus for Flaky {
     async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {
         Ok(Box::new(Member(self.0.subscribe(subscription).await?, self.1.clone())))
     }
-    async fn create_topic(&self, topic: &Topic, terms: TopicSettings) -> Result<bool> {
-        self.0.create_topic(topic, terms).await
+    async fn create_topic(&self, topic: &Topic, settings: TopicSettings) -> Result<bool> {
+        self.0.create_topic(topic, settings).await
     }
     async fn topic(&self, topic: &Topic) -> Result<Option<TopicInfo>> {
         self.0.topic(topic).await
@@ -86,6 +86,7 @@ impl Bus for Flaky {
 impl Subscriber for Member {
     async fn next(&mut self) -> Result<BusEvent> {
         while self.1.fetch_stands.load(Ordering::SeqCst) && self.1.assigned.load(Ordering::SeqCst) {
+            // Slower than the bus, so that four are in flight and partitions pause.
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let ends = async {

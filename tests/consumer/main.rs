@@ -9,6 +9,7 @@ mod due;
 mod failures;
 mod handlers;
 mod handover;
+mod leased_batch;
 mod mutants;
 mod pipeline;
 mod pulses;

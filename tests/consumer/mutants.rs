@@ -76,6 +76,7 @@ async fn one_key_runs_in_order() {
             let (log, handle) = (Arc::clone(&log), handle.clone());
             async move {
                 let id = event.id.to_string();
+                // The later an event, the shorter its handler: without an order the later ones would be first.
                 tokio::time::sleep(Duration::from_millis(50 - id[2..].parse::<u64>()?)).await;
                 let mut log = log.lock().unwrap();
                 log.push(id);

@@ -48,16 +48,17 @@ fn numbered(id: &str, aggregate: &str, seq: u64) -> Record {
     )
 }
 
-struct World {
+/// A bus and a ledger in memory.
+struct InMemory {
     bus: Arc<MemoryBus>,
     ledger: Arc<MemoryLedger>,
 }
 
-impl World {
+impl InMemory {
     async fn new(partitions: i32) -> Self {
         let bus = Arc::new(MemoryBus::default());
         bus.create_topic(&topic("orders"), TopicSettings::new(partitions)).await.unwrap();
-        World { bus, ledger: Arc::new(MemoryLedger::default()) }
+        InMemory { bus, ledger: Arc::new(MemoryLedger::default()) }
     }
 
     async fn publish(&self, records: &[Record]) {
@@ -117,13 +118,13 @@ fn passed(handle: &ConsumerHandle) -> u64 {
 
 #[tokio::test]
 async fn duplicates_take_effect_once_and_offsets_follow() {
-    let world = World::new(2).await;
+    let memory = InMemory::new(2).await;
     let records: Vec<_> = (0..300).map(|n| event(&format!("e-{}", n % 100))).collect();
-    world.publish(&records).await;
+    memory.publish(&records).await;
     let ran = Arc::new(AtomicU32::new(0));
     let counter = Arc::clone(&ran);
     let counts = run_until(
-        world.consumer(),
+        memory.consumer(),
         move |_, _| {
             counter.fetch_add(1, Ordering::SeqCst);
             async { Ok(()) }
@@ -133,14 +134,14 @@ async fn duplicates_take_effect_once_and_offsets_follow() {
     )
     .await;
     assert_eq!((ran.load(Ordering::SeqCst), counts["done"], counts["duplicate"]), (100, 100, 200));
-    let committed = world.committed(0).await.unwrap() + world.committed(1).await.unwrap();
+    let committed = memory.committed(0).await.unwrap() + memory.committed(1).await.unwrap();
     assert_eq!(committed, 300, "everything is committed at a stop");
 }
 
 #[tokio::test]
 async fn a_failing_event_is_retried_then_dead_with_its_bytes_and_a_copy() {
-    let world = World::new(1).await;
-    world
+    let memory = InMemory::new(1).await;
+    memory
         .publish(&[
             event("good-1"),
             record(Some("k"), serde_json::json!({"event_id": "bad", "x": "ü"})),
@@ -149,9 +150,9 @@ async fn a_failing_event_is_retried_then_dead_with_its_bytes_and_a_copy() {
         .await;
     let runs = Arc::new(AtomicU32::new(0));
     let counter = Arc::clone(&runs);
-    let bus = world.bus.clone();
+    let bus = memory.bus.clone();
     run_until(
-        world.consumer(),
+        memory.consumer(),
         move |event, run| {
             let bad = event.id.to_string() == "bad";
             if bad {
@@ -170,10 +171,10 @@ async fn a_failing_event_is_retried_then_dead_with_its_bytes_and_a_copy() {
     )
     .await;
     assert_eq!(runs.load(Ordering::SeqCst), 5, "five runs");
-    let states = world.states().await;
+    let states = memory.states().await;
     assert_eq!((states["good-1"], states["bad"], states["good-2"]), (State::Done, State::Dead, State::Done));
-    assert_eq!(world.committed(0).await, Some(3), "the watermark passed the dead one");
-    let copy = read_all(&world.bus, "orders.dead").await.remove(0);
+    assert_eq!(memory.committed(0).await, Some(3), "the watermark passed the dead one");
+    let copy = read_all(&memory.bus, "orders.dead").await.remove(0);
     let header = |name: &str| String::from_utf8(copy.headers.get(name).unwrap().to_vec()).unwrap();
     assert_eq!(copy.payload.as_deref().unwrap(), "{\"event_id\":\"bad\",\"x\":\"ü\"}".as_bytes());
     assert_eq!(copy.key.as_deref(), Some(&b"k"[..]));
@@ -196,27 +197,27 @@ async fn read_all(bus: &MemoryBus, name: &str) -> Vec<Record> {
 
 #[tokio::test]
 async fn a_fatal_error_is_dead_at_once() {
-    let world = World::new(1).await;
-    world.publish(&[event("bad")]).await;
+    let memory = InMemory::new(1).await;
+    memory.publish(&[event("bad")]).await;
     let counts = run_until(
-        world.consumer(),
+        memory.consumer(),
         |_, _| async { Err(Failed::fatal("never")) },
         "through",
         |handle| async move { passed(&handle) == 1 },
     )
     .await;
     assert_eq!(counts["dead"], 1);
-    let entry = world.ledger.list(&Filter::default(), None, 9).await.unwrap().entries.remove(0);
+    let entry = memory.ledger.list(&Filter::default(), None, 9).await.unwrap().entries.remove(0);
     assert_eq!((entry.attempts, entry.reason.as_deref()), (1, Some("never")));
 }
 
 #[tokio::test]
 async fn t30_what_cannot_be_decoded_is_a_dead_letter_and_stops_nobody() {
-    let world = World::new(1).await;
+    let memory = InMemory::new(1).await;
     let garbage = Record { payload: Some(b"\x00\xffnope".to_vec().into()), ..Record::default() };
-    world.publish(&[garbage.clone(), event("good"), record(None, serde_json::json!({"no": "id"}))]).await;
+    memory.publish(&[garbage.clone(), event("good"), record(None, serde_json::json!({"no": "id"}))]).await;
     let counts = run_until(
-        world.consumer(),
+        memory.consumer(),
         |_, _| async { Ok(()) },
         "through",
         |handle| async move { passed(&handle) == 3 },
@@ -224,7 +225,7 @@ async fn t30_what_cannot_be_decoded_is_a_dead_letter_and_stops_nobody() {
     .await;
     assert_eq!((counts["refused"], counts["done"]), (2, 1));
     let filter = Filter { states: vec![State::Dead], ..Filter::default() };
-    let dead = world.ledger.list(&filter, None, 9).await.unwrap().entries;
+    let dead = memory.ledger.list(&filter, None, 9).await.unwrap().entries;
     assert_eq!(dead.len(), 2);
     let first = dead.iter().find(|entry| entry.identity.id.to_string() == "orders-0-0").unwrap();
     assert_eq!(first.body.as_ref().unwrap().payload, garbage.payload, "bytes untouched");
@@ -233,18 +234,18 @@ async fn t30_what_cannot_be_decoded_is_a_dead_letter_and_stops_nobody() {
 
 #[tokio::test]
 async fn one_key_runs_in_order_while_others_go_on() {
-    let world = World::new(1).await;
+    let memory = InMemory::new(1).await;
     let mut records = Vec::new();
     for n in 0..50 {
         for key in ["a", "b", "c"] {
             records.push(record(Some(key), serde_json::json!({"event_id": format!("{key}-{n}")})));
         }
     }
-    world.publish(&records).await;
+    memory.publish(&records).await;
     let seen = Arc::new(Mutex::new(Vec::new()));
     let (log, flaky) = (Arc::clone(&seen), Arc::new(AtomicU32::new(0)));
     run_until(
-        world.consumer(),
+        memory.consumer(),
         move |event, _| {
             let (log, flaky) = (Arc::clone(&log), Arc::clone(&flaky));
             async move {
@@ -270,15 +271,15 @@ async fn one_key_runs_in_order_while_others_go_on() {
 
 #[tokio::test]
 async fn acceptance_4_shuffled_numbers_never_go_backwards() {
-    let world = World::new(1).await;
+    let memory = InMemory::new(1).await;
     let seqs = [3u64, 1, 5, 2, 4, 6, 6, 1];
     let records: Vec<_> =
         seqs.iter().enumerate().map(|(n, seq)| numbered(&format!("e-{n}"), "order-1", *seq)).collect();
-    world.publish(&records).await;
+    memory.publish(&records).await;
     let seen = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&seen);
     let counts = run_until(
-        world.consumer().order(OrderPolicy::Latest, OnDead::Skip),
+        memory.consumer().order(OrderPolicy::Latest, OnDead::Skip),
         move |event, _| {
             log.lock().unwrap().push(event.seq.unwrap());
             async { Ok(()) }
@@ -293,19 +294,19 @@ async fn acceptance_4_shuffled_numbers_never_go_backwards() {
 
 #[tokio::test]
 async fn strict_order_waits_for_what_is_missing_and_moves_past_what_is_unwanted() {
-    let world = World::new(1).await;
+    let memory = InMemory::new(1).await;
     let mut records: Vec<_> =
         [2u64, 3, 1, 5, 4].iter().map(|seq| numbered(&format!("e-{seq}"), "order-1", *seq)).collect();
     for (record, kind) in records.iter_mut().zip(["a", "b", "a", "a", "a"]) {
         record.headers = [("ce_type".to_owned(), kind.as_bytes().to_vec())].into_iter().collect();
     }
-    world.publish(&records).await;
+    memory.publish(&records).await;
     let seen = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&seen);
     let policy = OrderPolicy::Strict { baseline: Baseline::From(1), gap_timeout: Duration::from_secs(60) };
     // One key is one queue here, so what is missing is behind: it is parked in the ledger to let the others come.
     run_until(
-        world.consumer().order(policy, OnDead::Park).with(|settings| {
+        memory.consumer().order(policy, OnDead::Park).with(|settings| {
             settings.hold_max = Duration::from_millis(20);
             settings.wants = Wants::Kinds(vec![Kind::new("a").unwrap()]);
         }),
@@ -315,7 +316,7 @@ async fn strict_order_waits_for_what_is_missing_and_moves_past_what_is_unwanted(
         },
         "all done",
         |_| {
-            let ledger = Arc::clone(&world.ledger);
+            let ledger = Arc::clone(&memory.ledger);
             async move {
                 ledger
                     .list(&Filter { states: vec![State::Done], ..Filter::default() }, None, 9)
@@ -329,25 +330,25 @@ async fn strict_order_waits_for_what_is_missing_and_moves_past_what_is_unwanted(
     )
     .await;
     assert_eq!(*seen.lock().unwrap(), [1, 2, 4, 5]);
-    assert_eq!(world.committed(0).await, Some(5));
+    assert_eq!(memory.committed(0).await, Some(5));
 }
 
 /// A redriven event that the running consumer does not want stays held, and its strict order stays behind it, until somebody wants
 /// it. (What was only parked behind it and is not wanted is moved past.)
 #[tokio::test]
 async fn what_is_redriven_waits_for_somebody_who_wants_it() {
-    let world = World::new(1).await;
+    let memory = InMemory::new(1).await;
     let mut records: Vec<_> = (1..=4).map(|seq| numbered(&format!("e-{seq}"), "order-1", seq)).collect();
     for (record, kind) in records.iter_mut().zip(["b", "a", "c", "a"]) {
         record.headers = [("ce_type".to_owned(), kind.as_bytes().to_vec())].into_iter().collect();
     }
-    world.publish(&records).await;
+    memory.publish(&records).await;
     let seen = Arc::new(Mutex::new(Vec::new()));
     let consumer = |kinds: &[&str]| {
         let policy =
             OrderPolicy::Strict { baseline: Baseline::From(1), gap_timeout: Duration::from_secs(60) };
         let wants = Wants::Kinds(kinds.iter().map(|kind| Kind::new(*kind).unwrap()).collect());
-        world.consumer().order(policy, OnDead::Park).with(|settings| settings.wants = wants)
+        memory.consumer().order(policy, OnDead::Park).with(|settings| settings.wants = wants)
     };
     let handler = |broken: bool| {
         let log = Arc::clone(&seen);
@@ -362,7 +363,7 @@ async fn what_is_redriven_waits_for_somebody_who_wants_it() {
     run_until(consumer(&["a", "b"]), handler(true), "one dead, three parked", through).await;
     let dead = Filter { states: vec![State::Dead], ..Filter::default() };
     let redrive = Intervene {
-        identity: world.ledger.list(&dead, None, 9).await.unwrap().entries[0].identity.clone(),
+        identity: memory.ledger.list(&dead, None, 9).await.unwrap().entries[0].identity.clone(),
         time: None,
         what: Intervention::Redrive,
         by: "test".into(),
@@ -370,13 +371,13 @@ async fn what_is_redriven_waits_for_somebody_who_wants_it() {
         dry_run: false,
         out_of_order: false,
     };
-    world.ledger.intervene(&redrive).await.unwrap();
+    memory.ledger.intervene(&redrive).await.unwrap();
     let left = |handle: ConsumerHandle| async move { handle.progress().passed.get("left") == Some(&1) };
     let counts = run_until(consumer(&["a"]), handler(false), "left", left).await;
     assert_eq!(counts, Counts::from([(hapax::consumer::Passed::Left, 1)]));
-    let states = world.states().await;
+    let states = memory.states().await;
     assert_eq!((states["e-1"], states["e-2"]), (State::Retry, State::Parked));
-    let done = |_| async { world.states().await.values().all(|state| *state == State::Done) };
+    let done = |_| async { memory.states().await.values().all(|state| *state == State::Done) };
     run_until(consumer(&["a", "b"]), handler(false), "all done", done).await;
     assert_eq!(*seen.lock().unwrap(), [1, 2, 4]);
 }
@@ -384,14 +385,14 @@ async fn what_is_redriven_waits_for_somebody_who_wants_it() {
 #[tokio::test]
 async fn t24_a_dead_head_parks_its_successors_and_a_redrive_drains_them_in_order() {
     use hapax::ledger::{Intervene, Intervention};
-    let world = World::new(1).await;
+    let memory = InMemory::new(1).await;
     let records: Vec<_> = (1..=4).map(|seq| numbered(&format!("e-{seq}"), "order-1", seq)).collect();
-    world.publish(&records).await;
+    memory.publish(&records).await;
     let seen = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&seen);
     let fixed = Arc::new(AtomicU32::new(0));
     let is_fixed = Arc::clone(&fixed);
-    let consumer = world.consumer().order(OrderPolicy::Latest, OnDead::Park).build().unwrap();
+    let consumer = memory.consumer().order(OrderPolicy::Latest, OnDead::Park).build().unwrap();
     let handle = consumer.handle();
     let running = tokio::spawn(consumer.run(leased(move |event: Event, _| {
         let (log, fixed) = (Arc::clone(&log), is_fixed.load(Ordering::SeqCst));
@@ -404,12 +405,15 @@ async fn t24_a_dead_head_parks_its_successors_and_a_redrive_drains_them_in_order
         }
     })));
     until("parked", || async { passed(&handle) == 4 }).await;
-    let states = world.states().await;
+    let states = memory.states().await;
     assert_eq!((states["e-2"], states["e-3"], states["e-4"]), (State::Dead, State::Parked, State::Parked));
-    until("committed past them", || async { world.committed(0).await == Some(4) }).await;
+    until("committed past them", || async { memory.committed(0).await == Some(4) }).await;
     fixed.store(1, Ordering::SeqCst);
-    let dead =
-        world.ledger.list(&Filter { states: vec![State::Dead], ..Filter::default() }, None, 9).await.unwrap();
+    let dead = memory
+        .ledger
+        .list(&Filter { states: vec![State::Dead], ..Filter::default() }, None, 9)
+        .await
+        .unwrap();
     let redrive = Intervene {
         identity: dead.entries[0].identity.clone(),
         time: None,
@@ -419,8 +423,8 @@ async fn t24_a_dead_head_parks_its_successors_and_a_redrive_drains_them_in_order
         dry_run: false,
         out_of_order: false,
     };
-    world.ledger.intervene(&redrive).await.unwrap();
-    world.publish(&[numbered("e-5", "order-1", 5)]).await; // a new arrival queues behind
+    memory.ledger.intervene(&redrive).await.unwrap();
+    memory.publish(&[numbered("e-5", "order-1", 5)]).await; // a new arrival queues behind
     until("all done", || async { seen.lock().unwrap().len() == 5 }).await;
     handle.stop();
     running.await.unwrap().unwrap();
@@ -429,11 +433,11 @@ async fn t24_a_dead_head_parks_its_successors_and_a_redrive_drains_them_in_order
 
 #[tokio::test]
 async fn at_most_once_is_never_retried_and_what_failed_is_listed() {
-    let world = World::new(1).await;
-    world.publish(&[event("ok"), event("fails"), event("hangs"), event("fails")]).await;
+    let memory = InMemory::new(1).await;
+    memory.publish(&[event("ok"), event("fails"), event("hangs"), event("fails")]).await;
     let runs = Arc::new(AtomicU32::new(0));
     let counter = Arc::clone(&runs);
-    let consumer = world
+    let consumer = memory
         .consumer()
         .with(|settings| settings.handler_timeout = Duration::from_millis(100))
         .build()
@@ -454,18 +458,18 @@ async fn at_most_once_is_never_retried_and_what_failed_is_listed() {
     let counts = running.await.unwrap().unwrap();
     assert_eq!(runs.load(Ordering::SeqCst), 3);
     assert_eq!((counts["finished"], counts["lost"], counts["duplicate"]), (1, 2, 1));
-    let states = world.states().await;
+    let states = memory.states().await;
     assert_eq!((states["ok"], states["fails"], states["hangs"]), (State::Finished, State::Lost, State::Lost));
 }
 
 #[tokio::test]
 async fn a_far_retry_waits_in_the_ledger_and_the_watermark_passes() {
-    let world = World::new(1).await;
-    world.publish(&[event("far"), event("near")]).await;
+    let memory = InMemory::new(1).await;
+    memory.publish(&[event("far"), event("near")]).await;
     let runs = Arc::new(AtomicU32::new(0));
     let counter = Arc::clone(&runs);
     let counts = run_until(
-        world.consumer().with(|settings| settings.hold_max = Duration::from_millis(30)),
+        memory.consumer().with(|settings| settings.hold_max = Duration::from_millis(30)),
         move |event, _| {
             let first = event.id.to_string() == "far" && counter.fetch_add(1, Ordering::SeqCst) == 0;
             async move {
@@ -478,20 +482,20 @@ async fn a_far_retry_waits_in_the_ledger_and_the_watermark_passes() {
     .await;
     assert_eq!((counts["held"], counts["done"]), (1, 2));
     assert_eq!(runs.load(Ordering::SeqCst), 2);
-    assert_eq!(world.committed(0).await, Some(2));
+    assert_eq!(memory.committed(0).await, Some(2));
 }
 
 #[tokio::test]
 async fn two_members_share_partitions_and_hand_over_without_running_twice() {
-    let world = World::new(4).await;
+    let memory = InMemory::new(4).await;
     let records: Vec<_> = (0..400)
         .map(|n| record(Some(&format!("k{}", n % 40)), serde_json::json!({"event_id": format!("e-{n}")})))
         .collect();
-    world.publish(&records[..200]).await;
+    memory.publish(&records[..200]).await;
     let ran = Arc::new(Mutex::new(BTreeMap::<String, u32>::new()));
     let start = || {
         let ran = Arc::clone(&ran);
-        let consumer = world.consumer().build().unwrap();
+        let consumer = memory.consumer().build().unwrap();
         let handle = consumer.handle();
         let running = tokio::spawn(consumer.run(leased(move |event: Event, _| {
             *ran.lock().unwrap().entry(event.id.to_string()).or_default() += 1;
@@ -503,7 +507,7 @@ async fn two_members_share_partitions_and_hand_over_without_running_twice() {
     until("first has all", || async { first.progress().partitions == 4 }).await;
     let (second, second_running) = start();
     until("shared", || async { first.progress().partitions == 2 && second.progress().partitions == 2 }).await;
-    world.publish(&records[200..]).await;
+    memory.publish(&records[200..]).await;
     until("all ran", || async { ran.lock().unwrap().len() == 400 }).await;
     first.stop();
     first_running.await.unwrap().unwrap();
@@ -513,25 +517,25 @@ async fn two_members_share_partitions_and_hand_over_without_running_twice() {
     assert!(ran.lock().unwrap().values().all(|runs| *runs == 1));
     let mut committed = 0;
     for number in 0..4 {
-        committed += world.committed(number).await.unwrap_or(0);
+        committed += memory.committed(number).await.unwrap_or(0);
     }
     assert_eq!(committed, 400);
 }
 
 #[tokio::test]
 async fn wrong_settings_are_sentences() {
-    let world = World::new(1).await;
+    let memory = InMemory::new(1).await;
     let told = |builder: ConsumerBuilder<Arc<MemoryLedger>>| builder.build().err().unwrap().to_string();
-    assert!(told(world.consumer().with(|s| s.concurrency = 0)).contains("consumer.concurrency is 0"));
-    assert!(told(world.consumer().with(|s| s.heartbeat = s.lease)).contains("heartbeat"));
-    assert!(told(world.consumer().with(|s| s.handler_timeout = Duration::ZERO)).contains("handler_timeout"));
-    assert!(told(world.consumer().with(|s| s.dead_topic = Some("orders".into()))).contains("dead_topic"));
-    assert!(told(world.consumer().scope("  ")).contains("blank"));
+    assert!(told(memory.consumer().with(|s| s.concurrency = 0)).contains("consumer.concurrency is 0"));
+    assert!(told(memory.consumer().with(|s| s.heartbeat = s.lease)).contains("heartbeat"));
+    assert!(told(memory.consumer().with(|s| s.handler_timeout = Duration::ZERO)).contains("handler_timeout"));
+    assert!(told(memory.consumer().with(|s| s.dead_topic = Some("orders".into()))).contains("dead_topic"));
+    assert!(told(memory.consumer().scope("  ")).contains("blank"));
     assert!(
-        told(Consumer::builder(world.bus.clone(), Arc::clone(&world.ledger)).topic("orders"))
+        told(Consumer::builder(memory.bus.clone(), Arc::clone(&memory.ledger)).topic("orders"))
             .contains("scope")
     );
-    let missing = Consumer::builder(world.bus.clone(), Arc::clone(&world.ledger))
+    let missing = Consumer::builder(memory.bus.clone(), Arc::clone(&memory.ledger))
         .scope("s")
         .topic("nowhere")
         .build()
@@ -542,8 +546,8 @@ async fn wrong_settings_are_sentences() {
 
 #[tokio::test]
 async fn a_stop_before_the_start_is_heard() {
-    let world = World::new(1).await;
-    let consumer = world.consumer().build().unwrap();
+    let memory = InMemory::new(1).await;
+    let consumer = memory.consumer().build().unwrap();
     consumer.handle().stop();
     let running = consumer.run(leased(|_: Event, _: Run| async { Handled::Ok(()) }));
     let ended = tokio::time::timeout(Duration::from_secs(120), running).await;
@@ -554,9 +558,9 @@ async fn a_stop_before_the_start_is_heard() {
 /// another one under a used id, it would be refused.
 #[tokio::test]
 async fn what_is_redriven_out_of_order_runs_as_itself() {
-    let world = World::new(1).await;
-    world.publish(&[numbered("a-1", "a", 1), numbered("a-2", "a", 2)]).await;
-    let builder = || world.consumer().order(OrderPolicy::Latest, OnDead::Skip);
+    let memory = InMemory::new(1).await;
+    memory.publish(&[numbered("a-1", "a", 1), numbered("a-2", "a", 2)]).await;
+    let builder = || memory.consumer().order(OrderPolicy::Latest, OnDead::Skip);
     run_until(
         builder(),
         |event, _| async move { if event.seq == Some(1) { Err(Failed::fatal("not yet")) } else { Ok(()) } },
@@ -564,7 +568,7 @@ async fn what_is_redriven_out_of_order_runs_as_itself() {
         |handle| async move { passed(&handle) == 2 },
     )
     .await;
-    let entries = world.ledger.list(&Filter::default(), None, 9).await.unwrap().entries;
+    let entries = memory.ledger.list(&Filter::default(), None, 9).await.unwrap().entries;
     let dead = entries.into_iter().find(|entry| entry.state == State::Dead).unwrap();
     let redrive = Intervene {
         identity: dead.identity,
@@ -575,7 +579,7 @@ async fn what_is_redriven_out_of_order_runs_as_itself() {
         out_of_order: true,
         dry_run: false,
     };
-    world.ledger.intervene(&redrive).await.unwrap();
+    memory.ledger.intervene(&redrive).await.unwrap();
     let seen = Arc::new(Mutex::new(Vec::new()));
     let all = Arc::clone(&seen);
     let counts = run_until(
@@ -594,32 +598,32 @@ async fn what_is_redriven_out_of_order_runs_as_itself() {
 
 #[tokio::test]
 async fn t45_what_nobody_wants_costs_no_ledger_write() {
-    let world = World::new(1).await;
+    let memory = InMemory::new(1).await;
     let mut records: Vec<_> = (0..10).map(|n| event(&format!("e-{n}"))).collect();
     records[3].headers = [("ce_type".to_owned(), b"wanted".to_vec())].into_iter().collect();
-    world.publish(&records).await;
+    memory.publish(&records).await;
     let counts = run_until(
-        world.consumer().with(|settings| settings.wants = Wants::Kinds(vec![Kind::new("wanted").unwrap()])),
+        memory.consumer().with(|settings| settings.wants = Wants::Kinds(vec![Kind::new("wanted").unwrap()])),
         |_, _| async { Ok(()) },
         "through",
         |handle| async move { passed(&handle) == 10 },
     )
     .await;
     assert_eq!((counts["unwanted"], counts["done"]), (9, 1));
-    assert_eq!(world.states().await.len(), 1, "one row, for the one that was wanted");
-    assert_eq!(world.committed(0).await, Some(10));
+    assert_eq!(memory.states().await.len(), 1, "one row, for the one that was wanted");
+    assert_eq!(memory.committed(0).await, Some(10));
 }
 
 /// An id that is used again for something else is not what the window has seen: the ledger says what becomes of it.
 #[tokio::test]
 async fn t01_the_window_does_not_hide_a_reused_id() {
     use hapax::window::{MemoryWindow, Window, WindowSettings};
-    let world = World::new(1).await;
+    let memory = InMemory::new(1).await;
     let window = Arc::new(MemoryWindow::new(WindowSettings::new("1"), 1000).unwrap());
     let paid = |amount: u32| record(None, serde_json::json!({"event_id": "e", "amount": amount}));
-    world.publish(&[paid(7)]).await;
+    memory.publish(&[paid(7)]).await;
     let run = |passed_: u64| {
-        let builder = world.consumer().window(Arc::clone(&window) as Arc<dyn Window>);
+        let builder = memory.consumer().window(Arc::clone(&window) as Arc<dyn Window>);
         run_until(
             builder,
             |_, _| async { Ok(()) },
@@ -629,7 +633,7 @@ async fn t01_the_window_does_not_hide_a_reused_id() {
     };
     assert_eq!(run(1).await["done"], 1);
     until("remembered", || async { window.len() == 1 }).await;
-    world.publish(&[paid(7), paid(8)]).await;
+    memory.publish(&[paid(7), paid(8)]).await;
     let counts = run(2).await;
     assert_eq!((counts.get("window"), counts.get("refused")), (Some(&1), Some(&1)), "{counts:?}");
 }
@@ -639,18 +643,18 @@ async fn t01_the_window_does_not_hide_a_reused_id() {
 async fn t01_the_window_is_read_before_the_claim_and_written_after_done() {
     use hapax::ledger::Identity;
     use hapax::window::{MemoryWindow, Window, WindowSettings};
-    let world = World::new(1).await;
+    let memory = InMemory::new(1).await;
     let window = Arc::new(MemoryWindow::new(WindowSettings::new("epoch-1"), 1000).unwrap());
-    let epoch = Some(world.ledger.epoch().await.unwrap());
+    let epoch = Some(memory.ledger.epoch().await.unwrap());
     let identity = |id: &str| {
         let identity = Identity::new(hapax::Scope::new("mailer").unwrap(), hapax::EventId::new(id).unwrap());
         hapax::window::Sighting { epoch, ..identity.into() }
     };
     window.remember(&[identity("seen-before")]).await.unwrap();
-    world.publish(&[event("seen-before"), event("good"), event("bad"), event("good")]).await;
+    memory.publish(&[event("seen-before"), event("good"), event("bad"), event("good")]).await;
     let counts =
         run_until(
-            world.consumer().window(Arc::clone(&window) as Arc<dyn Window>),
+            memory.consumer().window(Arc::clone(&window) as Arc<dyn Window>),
             |event, _| async move {
                 if event.id.to_string() == "bad" { Err(Failed::fatal("no")) } else { Ok(()) }
             },
@@ -666,11 +670,11 @@ async fn t01_the_window_is_read_before_the_claim_and_written_after_done() {
         "what failed is not skipped next time"
     );
     // The window of another ledger, and one with another epoch by hand, is not believed.
-    let restored = World::new(1).await;
-    for (world, window) in [(&restored, (*window).clone()), (&world, window.in_epoch("epoch-2"))] {
-        world.publish(&[event("seen-before")]).await;
+    let restored = InMemory::new(1).await;
+    for (memory, window) in [(&restored, (*window).clone()), (&memory, window.in_epoch("epoch-2"))] {
+        memory.publish(&[event("seen-before")]).await;
         let counts = run_until(
-            world.consumer().window(Arc::new(window)),
+            memory.consumer().window(Arc::new(window)),
             |_, _| async { Ok(()) },
             "through",
             |handle| async move { passed(&handle) == 1 },
@@ -688,27 +692,27 @@ async fn too_many_events_that_are_too_old_stop_the_consumer_with_a_sentence() {
     let bus = Arc::new(MemoryBus::default());
     bus.create_topic(&topic("orders"), TopicSettings::new(1)).await.unwrap();
     let ledger = Arc::new(MemoryLedger::with_clock(Settings::default(), Arc::new(clock.clone())));
-    let world = World { bus, ledger };
+    let memory = InMemory { bus, ledger };
     // Ids of a week that the scope has seen and that was dropped since (UUIDv7 of 2026-03-02).
     let ids: Vec<_> = (0..20).map(|n| format!("019cab7f-ec00-7000-8000-0000000000{n:02x}")).collect();
-    world.publish(&ids.iter().map(|id| event(id)).collect::<Vec<_>>()).await;
+    memory.publish(&ids.iter().map(|id| event(id)).collect::<Vec<_>>()).await;
     run_until(
-        world.consumer(),
+        memory.consumer(),
         |_, _| async { Ok(()) },
         "through",
         |handle| async move { passed(&handle) == 20 },
     )
     .await;
     clock.advance(Duration::from_hours(60 * 24));
-    let terms = SweepSettings { retention: Duration::from_hours(24), batch_max: 1000, dry_run: false };
+    let settings = SweepSettings { retention: Duration::from_hours(24), batch_max: 1000, dry_run: false };
     // The consumer may have swept before; then the next sweep takes the sixty days for a leap of the clock.
     let mut dropped = 0;
     for _ in 0..2 {
-        dropped += world.ledger.sweep(terms).await.unwrap().weeks.len();
+        dropped += memory.ledger.sweep(settings).await.unwrap().weeks.len();
         clock.advance(Duration::from_hours(48));
     }
     assert_eq!(dropped, 1);
-    let again = World { bus: Arc::new(MemoryBus::default()), ledger: Arc::clone(&world.ledger) };
+    let again = InMemory { bus: Arc::new(MemoryBus::default()), ledger: Arc::clone(&memory.ledger) };
     again.bus.create_topic(&topic("orders"), TopicSettings::new(1)).await.unwrap();
     again.publish(&ids.iter().map(|id| event(id)).collect::<Vec<_>>()).await;
     let consumer = again.consumer().with(|settings| settings.too_old_max = 10).build().unwrap();
@@ -727,10 +731,10 @@ async fn too_many_events_that_are_too_old_stop_the_consumer_with_a_sentence() {
 
 #[tokio::test]
 async fn at_the_cap_of_held_events_partitions_pause() {
-    let world = World::new(1).await;
+    let memory = InMemory::new(1).await;
     let records: Vec<_> = (1..=9).map(|seq| numbered(&format!("e-{seq}"), "order-1", seq)).collect();
-    world.publish(&records).await;
-    let consumer = world
+    memory.publish(&records).await;
+    let consumer = memory
         .consumer()
         .order(OrderPolicy::Latest, OnDead::Park)
         .with(|settings| settings.held_max = 3)
@@ -749,10 +753,10 @@ async fn at_the_cap_of_held_events_partitions_pause() {
 #[tokio::test]
 async fn a_stop_gives_back_what_does_not_end_in_time() {
     for once in [false, true] {
-        let world = World::new(1).await;
-        world.publish(&[event("endless")]).await;
+        let memory = InMemory::new(1).await;
+        memory.publish(&[event("endless")]).await;
         let consumer =
-            world.consumer().with(|settings| settings.drain = Duration::from_millis(50)).build().unwrap();
+            memory.consumer().with(|settings| settings.drain = Duration::from_millis(50)).build().unwrap();
         let handle = consumer.handle();
         let begun = Arc::new(tokio::sync::Notify::new());
         let signal = Arc::clone(&begun);
@@ -770,24 +774,24 @@ async fn a_stop_gives_back_what_does_not_end_in_time() {
         begun.notified().await;
         handle.stop();
         running.await.unwrap().unwrap();
-        let entry = world.ledger.list(&Filter::default(), None, 9).await.unwrap().entries.remove(0);
+        let entry = memory.ledger.list(&Filter::default(), None, 9).await.unwrap().entries.remove(0);
         if once {
             assert_eq!(entry.state, State::Lost);
         } else {
             assert_eq!((entry.state, entry.attempts), (State::Retry, 0), "given back, not counted");
-            assert_ne!(world.committed(0).await, Some(1), "the offset is not passed");
+            assert_ne!(memory.committed(0).await, Some(1), "the offset is not passed");
         }
     }
 }
 
 #[tokio::test]
 async fn bytes_in_flight_are_bounded() {
-    let world = World::new(1).await;
+    let memory = InMemory::new(1).await;
     let big = "x".repeat(100_000);
     let records: Vec<_> = (0..30)
         .map(|n| record(None, serde_json::json!({"event_id": format!("e-{n}"), "big": big})))
         .collect();
-    let consumer = world.consumer().with(|settings| settings.in_flight_bytes_max = 300_000).build().unwrap();
+    let consumer = memory.consumer().with(|settings| settings.in_flight_bytes_max = 300_000).build().unwrap();
     let handle = consumer.handle();
     let gate = Arc::new(tokio::sync::Semaphore::new(0));
     let open = Arc::clone(&gate);
@@ -799,7 +803,7 @@ async fn bytes_in_flight_are_bounded() {
         }
     })));
     for one in records.chunks(1) {
-        world.publish(one).await;
+        memory.publish(one).await;
     }
     until("paused", || async { handle.progress().paused == 1 }).await;
     open.add_permits(1000);
@@ -811,13 +815,13 @@ async fn bytes_in_flight_are_bounded() {
 /// A failed head holds back its own key, for as long as its attempts last, and nobody else's.
 #[tokio::test]
 async fn t41_a_failed_head_blocks_its_key_only_and_not_for_ever() {
-    let world = World::new(1).await;
+    let memory = InMemory::new(1).await;
     let keyed = |key: &str, id: &str| record(Some(key), serde_json::json!({ "event_id": id }));
-    world.publish(&[keyed("a", "bad"), keyed("a", "after-bad"), keyed("b", "b-1"), keyed("b", "b-2")]).await;
+    memory.publish(&[keyed("a", "bad"), keyed("a", "after-bad"), keyed("b", "b-1"), keyed("b", "b-2")]).await;
     let seen = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&seen);
     let counts = run_until(
-        world.consumer(),
+        memory.consumer(),
         move |event, _| {
             let id = event.id.to_string();
             log.lock().unwrap().push(id.clone());
@@ -837,12 +841,12 @@ async fn t41_a_failed_head_blocks_its_key_only_and_not_for_ever() {
 /// One dead letter that the dead-letter topic does not take (there is none) keeps nobody else from being looked after.
 #[tokio::test]
 async fn dead_letters_that_cannot_be_copied_stop_nobody() {
-    let world = World::new(1).await;
-    world.publish(&[event("bad"), event("far")]).await;
-    let tries = Arc::new(AtomicU32::new(0));
-    let counter = Arc::clone(&tries);
+    let memory = InMemory::new(1).await;
+    memory.publish(&[event("bad"), event("far")]).await;
+    let attempts = Arc::new(AtomicU32::new(0));
+    let counter = Arc::clone(&attempts);
     let counts = run_until(
-        world.consumer().with(|settings| {
+        memory.consumer().with(|settings| {
             settings.dead_topic = Some("not a topic!".into());
             settings.hold_max = Duration::from_millis(20);
         }),
@@ -863,7 +867,7 @@ async fn dead_letters_that_cannot_be_copied_stop_nobody() {
     .await;
     assert_eq!((counts["dead"], counts["held"], counts["done"]), (1, 1, 1));
     assert_eq!(
-        world
+        memory
             .ledger
             .unpublished_dead(&hapax::Scope::new("mailer").unwrap(), &HeldQuery::all(), 9, None)
             .await
@@ -877,11 +881,11 @@ async fn dead_letters_that_cannot_be_copied_stop_nobody() {
 /// What comes out of the ledger runs before what arrived meanwhile and waits for it.
 #[tokio::test]
 async fn a_held_event_goes_before_the_successors_that_wait_for_it() {
-    let world = World::new(1).await;
-    world.publish(&[numbered("e-1", "order-1", 1)]).await;
+    let memory = InMemory::new(1).await;
+    memory.publish(&[numbered("e-1", "order-1", 1)]).await;
     let seen = Arc::new(Mutex::new(Vec::new()));
-    let (log, tries) = (Arc::clone(&seen), Arc::new(AtomicU32::new(0)));
-    let consumer = world
+    let (log, attempts) = (Arc::clone(&seen), Arc::new(AtomicU32::new(0)));
+    let consumer = memory
         .consumer()
         .order(OrderPolicy::Latest, OnDead::Park)
         .with(|settings| settings.hold_max = Duration::from_secs(5))
@@ -891,7 +895,7 @@ async fn a_held_event_goes_before_the_successors_that_wait_for_it() {
     let running =
         tokio::spawn(
             consumer.run(leased(move |event: Event, _| {
-                let first = event.seq == Some(1) && tries.fetch_add(1, Ordering::SeqCst) == 0;
+                let first = event.seq == Some(1) && attempts.fetch_add(1, Ordering::SeqCst) == 0;
                 if !first {
                     log.lock().unwrap().push(event.seq.unwrap());
                 }
@@ -902,7 +906,7 @@ async fn a_held_event_goes_before_the_successors_that_wait_for_it() {
         );
     until("held", || async { handle.progress().passed.get("held") == Some(&1) }).await;
     let records: Vec<_> = (2..=6).map(|seq| numbered(&format!("e-{seq}"), "order-1", seq)).collect();
-    world.publish(&records).await;
+    memory.publish(&records).await;
     let began = std::time::Instant::now();
     until("all done", || async { seen.lock().unwrap().len() == 6 }).await;
     println!("all six after {:?}", began.elapsed());

@@ -190,14 +190,14 @@ async fn a_group_of_three_copies_each_dead_letter_once() {
 /// What waits in the ledger to be run, and can be at once.
 fn held(id: &str, from: &str, partition: i32) -> hapax::ledger::Claim {
     use hapax::ledger::{Claim, FailureSettings, Identity, Mode};
-    let terms = FailureSettings {
+    let settings = FailureSettings {
         attempts_max: 9,
         backoff_base: Duration::ZERO,
         backoff_max: Duration::ZERO,
         jitter_permille: 0,
     };
     let identity = Identity::new(hapax::Scope::new("mailer").unwrap(), hapax::EventId::new(id).unwrap());
-    let mut claim = Claim::new(identity, Mode::Failed(terms));
+    let mut claim = Claim::new(identity, Mode::Failed(settings));
     claim.hold = true;
     claim.body = Some(Record { headers: record(id, None).headers, ..Record::default() });
     claim.origin = Some(hapax::event::Origin::new(topic(from), partition, 0));
@@ -369,8 +369,8 @@ impl Bus for Choosy {
     async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {
         self.inner.subscribe(subscription).await
     }
-    async fn create_topic(&self, topic: &Topic, terms: TopicSettings) -> Result<bool> {
-        self.inner.create_topic(topic, terms).await
+    async fn create_topic(&self, topic: &Topic, settings: TopicSettings) -> Result<bool> {
+        self.inner.create_topic(topic, settings).await
     }
     async fn topic(&self, topic: &Topic) -> Result<Option<TopicInfo>> {
         self.inner.topic(topic).await
@@ -390,7 +390,7 @@ impl Bus for Choosy {
 /// same, of another topic and of the same; and they are when the topic is back.
 #[tokio::test]
 async fn dead_letters_that_cannot_be_copied_hide_no_other() {
-    for (from, why, count) in
+    for (from, reason, count) in
         [("bad", "refused", 1300), ("orders", "refused", 1300), ("bad", "away", 450), ("orders", "away", 450)]
     {
         let inner = bus(&[]).await;
@@ -402,7 +402,7 @@ async fn dead_letters_that_cannot_be_copied_hide_no_other() {
             claim.body.as_mut().unwrap().key = Some(id.to_owned().into());
             claim
         };
-        let blocked: Vec<_> = (0..count).map(|n| dead(&format!("{why}-{n}"), from)).collect();
+        let blocked: Vec<_> = (0..count).map(|n| dead(&format!("{reason}-{n}"), from)).collect();
         ledger.claim(&blocked).await.unwrap();
         ledger.claim(&[dead("fine", "orders")]).await.unwrap();
         let bus = Arc::new(Choosy { inner, is_back: AtomicBool::new(false) });
@@ -419,8 +419,8 @@ async fn dead_letters_that_cannot_be_copied_hide_no_other() {
             let partition = Partition { topic: topic(&format!("{from}.dead")), number: 0 };
             bus.range(&partition).await.map_or(0, |(_, end)| end)
         };
-        until(&format!("copied behind {why} ones of {from}"), async || copies("orders").await == 1).await;
-        if why == "away" {
+        until(&format!("copied behind {reason} ones of {from}"), async || copies("orders").await == 1).await;
+        if reason == "away" {
             bus.is_back.store(true, Ordering::SeqCst);
             let all = async || copies("orders").await + copies("bad").await;
             until("all copied", async || all().await == count + 1).await;

@@ -183,6 +183,7 @@ async fn t89_a_stop_leaves_no_lease_of_a_claim_that_was_answered_late() {
         .unwrap();
     let handle = consumer.handle();
     let running = tokio::spawn(consumer.run(leased(|_: Event, _| async {
+        // If it runs at all, it still runs when the consumer is told to stop.
         tokio::time::sleep(Duration::from_millis(300)).await;
         Ok(())
     })));

@@ -90,6 +90,23 @@ async fn effects(ledger: &PgLedger, table: &str) -> Vec<String> {
         .unwrap()
 }
 
+/// Inserts the id of each event. One of them fails a few times first.
+fn inserts(table: &str, flaky: &'static str, failures: u32) -> impl Guarantee<PgLedger> + use<> {
+    let insert: Arc<str> = format!("insert into {table} (id) values ($1)").into();
+    let failed = Arc::new(AtomicU32::new(0));
+    transactional::<PgLedger, _>(move |tx, event| {
+        let (insert, failed) = (Arc::clone(&insert), Arc::clone(&failed));
+        Box::pin(async move {
+            let id = event.id.to_string();
+            if id == flaky && failed.fetch_add(1, Ordering::SeqCst) < failures {
+                return Err(Failed::retryable("not yet"));
+            }
+            sqlx::query(sqlx::AssertSqlSafe(insert)).bind(id).execute(&mut **tx).await?;
+            Ok(())
+        })
+    })
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn postgres_effects_of_duplicates_happen_once() {
     let (ledger, table) = pg().await;
@@ -161,21 +178,9 @@ async fn postgres_order_holds_in_batches_while_one_fails() {
         }
     }
     let bus = bus(&records).await;
-    let insert = format!("insert into {table} (id) values ($1)");
-    let flaky = Arc::new(AtomicU32::new(0));
     let counts = run(
         consumer(&bus, &ledger).order(OrderPolicy::Latest, OnDead::Park),
-        transactional::<PgLedger, _>(move |tx, event| {
-            let (insert, flaky) = (insert.clone(), Arc::clone(&flaky));
-            Box::pin(async move {
-                let id = event.id.to_string();
-                if id == "b-10" && flaky.fetch_add(1, Ordering::SeqCst) < 2 {
-                    return Err(Failed::retryable("not yet"));
-                }
-                sqlx::query(sqlx::AssertSqlSafe(insert)).bind(id).execute(&mut **tx).await?;
-                Ok(())
-            })
-        }),
+        inserts(&table, "b-10", 2),
         120,
     )
     .await;
@@ -200,24 +205,7 @@ async fn postgres_keys_without_numbers_keep_the_order_of_their_offsets() {
         })
         .collect();
     let bus = bus(&records).await;
-    let insert = format!("insert into {table} (id) values ($1)");
-    let flaky = Arc::new(AtomicU32::new(0));
-    run(
-        consumer(&bus, &ledger),
-        transactional::<PgLedger, _>(move |tx, event| {
-            let (insert, flaky) = (insert.clone(), Arc::clone(&flaky));
-            Box::pin(async move {
-                let id = event.id.to_string();
-                if id == "y-31" && flaky.fetch_add(1, Ordering::SeqCst) < 3 {
-                    return Err(Failed::retryable("not yet"));
-                }
-                sqlx::query(sqlx::AssertSqlSafe(insert)).bind(id).execute(&mut **tx).await?;
-                Ok(())
-            })
-        }),
-        90,
-    )
-    .await;
+    run(consumer(&bus, &ledger), inserts(&table, "y-31", 3), 90).await;
     let effects = effects(&ledger, &table).await;
     for key in ["x", "y", "z"] {
         let of: Vec<_> = effects.iter().filter(|id| id.starts_with(key)).cloned().collect();
@@ -524,8 +512,8 @@ hapax::ledger_over!(Unmarked {
         }
     }
     Operations {
-        async fn sweep(&self, terms: SweepSettings) -> Result<Swept> {
-            self.inner.sweep(terms).await
+        async fn sweep(&self, settings: SweepSettings) -> Result<Swept> {
+            self.inner.sweep(settings).await
         }
     }
 });

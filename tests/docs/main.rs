@@ -3,5 +3,6 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod deploy;
 mod pages;
 mod scripts;

@@ -32,7 +32,7 @@ async fn entry<L: Ledger>(guard: &Guard<L>, id: &str) -> hapax::ledger::Entry {
 
 /// What a drop says arrives a moment later.
 async fn entry_in<L: Ledger>(guard: &Guard<L>, id: &str, state: State) -> hapax::ledger::Entry {
-    for _ in 0..500 {
+    for _ in 0..30_000 {
         let entry = entry(guard, id).await;
         if entry.state == state {
             return entry;
@@ -60,6 +60,7 @@ async fn t15_ten_concurrent_callers_run_the_handler_once() {
                 tokio::spawn(async move {
                     let work = || async {
                         runs.fetch_add(1, Ordering::SeqCst);
+                        // Long enough for the other tasks to meet its lease.
                         tokio::time::sleep(Duration::from_millis(5)).await;
                         Ok::<_, String>(())
                     };
@@ -195,6 +196,7 @@ async fn a_heartbeat_keeps_the_lease_of_a_long_run() {
     let guard = builder().lease(Duration::from_secs(30), Duration::from_secs(4)).build().unwrap();
     let mut lease = first(guard.lease("e").await.unwrap());
     let before = lease.deadline();
+    // The clock is paused: three lease times pass at once.
     lease.run(tokio::time::sleep(Duration::from_secs(90))).await.unwrap();
     assert!(lease.deadline() > before && !lease.is_lost());
     assert!(matches!(guard.lease("e").await.unwrap(), Outcome::Busy { .. }));

@@ -99,12 +99,12 @@ async fn a_lost_acknowledgement_does_not_lose_an_at_most_once_event() {
 async fn t164_a_claim_in_doubt_of_another_process_is_taken_over_by_nobody() {
     let (guard, faults) = faulty();
     let identity = Identity::new(Scope::new("billing").unwrap(), EventId::new("e").unwrap());
-    let terms = LeaseSettings { lease: Duration::from_secs(600), attempts_max: 5, alone: true };
-    let claim = Claim::new(identity.clone(), Mode::Lease(terms));
+    let settings = LeaseSettings { lease: Duration::from_secs(600), attempts_max: 5, alone: true };
+    let claim = Claim::new(identity.clone(), Mode::Lease(settings));
     faults.claims_unheard.store(3, Ordering::SeqCst);
     let unheard = guard.claim_remote(vec![claim.clone()]).await.remove(0);
     assert!(unheard.is_err_and(|error| error.is_retryable()));
-    let other = guard.claim_remote(vec![Claim::new(identity.clone(), Mode::Lease(terms))]).await.remove(0);
+    let other = guard.claim_remote(vec![Claim::new(identity.clone(), Mode::Lease(settings))]).await.remove(0);
     assert!(matches!(other, Ok(Outcome::Busy { .. })), "{other:?}");
     let Ok(Outcome::First(grant)) = guard.claim_remote(vec![claim]).await.remove(0) else {
         panic!("its own")
@@ -126,6 +126,7 @@ async fn t39_a_failing_heartbeat_cancels_before_the_lease_ends() {
         .unwrap();
     faults.extends_lost.store(4, Ordering::SeqCst);
     let work = || async {
+        // Work that outlasts the heartbeats that are lost.
         tokio::time::sleep(Duration::from_secs(2)).await;
         Ok::<_, String>(())
     };

@@ -396,9 +396,9 @@ async fn a_journal_in_memory_is_archived() {
     }
     let all = follow(&journal).await;
     let owner = hapax::Owner::new("archivist").unwrap();
-    let mut terms = ArchiveSettings::new(Duration::ZERO, owner.clone()).unwrap();
-    terms.file_events_max = 4;
-    let none = archive(&journal, store.as_ref(), &terms).await.unwrap();
+    let mut archiving = ArchiveSettings::new(Duration::ZERO, owner.clone()).unwrap();
+    archiving.file_events_max = 4;
+    let none = archive(&journal, store.as_ref(), &archiving).await.unwrap();
     assert_eq!((none.events, none.swept), (0, 0), "nobody publishes");
     let relay = hapax::RelayName::new("main").unwrap();
     let lead = journal.acquire_leadership(&relay, &owner, Duration::from_secs(60)).await.unwrap();
@@ -407,7 +407,7 @@ async fn a_journal_in_memory_is_archived() {
         let mut checkpoint = Checkpoint::start(journal.id());
         checkpoint.position = Position::of(published);
         journal.save(&relay, token, &checkpoint).await.unwrap();
-        let archived = archive(&journal, store.as_ref(), &terms).await.unwrap();
+        let archived = archive(&journal, store.as_ref(), &archiving).await.unwrap();
         assert_eq!((archived.files, archived.events, archived.swept), (files, events, events));
     }
     let mut read = Vec::new();
@@ -426,12 +426,12 @@ async fn a_journal_in_memory_is_archived() {
     checkpoint.position = Position::of(16);
     journal.save(&relay, token, &checkpoint).await.unwrap();
     let all = journal.read(&Position::START, 100).await.unwrap().events;
-    terms.sweep = false;
+    archiving.sweep = false;
     for (file_bytes_max, up_to, files) in [(1, 3, 3), (1 << 20, 6, 1)] {
-        terms.file_bytes_max = file_bytes_max;
+        archiving.file_bytes_max = file_bytes_max;
         checkpoint.position = Position::of(10 + up_to);
         journal.save(&relay, token, &checkpoint).await.unwrap();
-        let archived = archive(&small, store.as_ref(), &terms).await.unwrap();
+        let archived = archive(&small, store.as_ref(), &archiving).await.unwrap();
         assert_eq!((archived.files, archived.events), (files, 3), "{file_bytes_max}");
     }
     let files = archive_files(store.as_ref(), journal.id()).await.unwrap();
@@ -441,8 +441,8 @@ async fn a_journal_in_memory_is_archived() {
     }
     assert_eq!(read, all);
     let other = hapax::Owner::new("another").unwrap();
-    let _ = journal.acquire_leadership(&terms.relay, &other, Duration::from_secs(60)).await.unwrap();
-    let taken = archive(&journal, store.as_ref(), &terms).await.unwrap_err();
+    let _ = journal.acquire_leadership(&archiving.relay, &other, Duration::from_secs(60)).await.unwrap();
+    let taken = archive(&journal, store.as_ref(), &archiving).await.unwrap_err();
     assert!(taken.to_string().contains("another"), "{taken}");
 }
 

@@ -42,12 +42,12 @@ async fn plays_its_role_on_an_object_journal() {
             journal.save(&relay, token, &checkpoint).await.unwrap();
         }
         "sweep" => {
-            let terms = hapax::journal::JournalSweep::new(Duration::ZERO);
-            journal.sweep(&terms).await.unwrap();
+            let settings = hapax::journal::JournalSweep::new(Duration::ZERO);
+            journal.sweep(&settings).await.unwrap();
         }
         "archive" => {
             let store = Place::of(&format!("{}-archive", std::env::var(PLACE).unwrap())).objects().await;
-            hapax::journal::archive(&journal, store.as_ref(), &archive_terms()).await.unwrap();
+            hapax::journal::archive(&journal, store.as_ref(), &archive_settings()).await.unwrap();
         }
         _ => panic!("{role}"),
     }
@@ -298,13 +298,13 @@ async fn a_killed_collector_is_replaced(new: impl Fn() -> Place) {
     }
 }
 
-fn archive_terms() -> hapax::journal::ArchiveSettings {
-    let mut terms =
+fn archive_settings() -> hapax::journal::ArchiveSettings {
+    let mut settings =
         hapax::journal::ArchiveSettings::new(Duration::ZERO, hapax::Owner::new("archivist").unwrap())
             .unwrap();
-    terms.file_events_max = 3;
-    terms.lease = Duration::from_millis(50);
-    terms
+    settings.file_events_max = 3;
+    settings.lease = Duration::from_millis(50);
+    settings
 }
 
 /// Everything up to the end is published, as a relay says it.
@@ -345,9 +345,9 @@ async fn archived_once(new: impl Fn() -> Place, points: &[&str], hits_max: u32) 
             place.until_past(&journal).await;
             let died = dies(&place, "archive", point, hit);
             let store = Place::of(&format!("{}-archive", place.word)).objects().await;
-            let terms = archive_terms();
+            let settings = archive_settings();
             loop {
-                match hapax::journal::archive(&journal, store.as_ref(), &terms).await {
+                match hapax::journal::archive(&journal, store.as_ref(), &settings).await {
                     Ok(_) => break,
                     Err(Error::Contended { .. }) => tokio::time::sleep(Duration::from_millis(50)).await,
                     Err(e) => panic!("{e}"),

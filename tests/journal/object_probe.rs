@@ -49,9 +49,9 @@ async fn t80_a_store_without_create_only_puts_or_order_is_refused() {
 async fn t80_an_archive_is_refused_there_too() {
     let server = FakeS3::new(Creates::Always).await;
     let store = S3::connect(server.settings()).await.unwrap();
-    let terms = ArchiveSettings::new(Duration::ZERO, Owner::new("archivist").unwrap()).unwrap();
+    let settings = ArchiveSettings::new(Duration::ZERO, Owner::new("archivist").unwrap()).unwrap();
     let journal = MemoryJournal::default();
-    let error = archive(&journal, &store, &terms).await.unwrap_err();
+    let error = archive(&journal, &store, &settings).await.unwrap_err();
     assert_eq!(error.code(), "refused", "{error}");
     assert!(journal.relays().await.unwrap().is_empty(), "nothing has begun");
 }

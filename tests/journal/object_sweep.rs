@@ -108,9 +108,9 @@ async fn a_relay_is_seen_while_it_is_taken_over() {
         journal.save(&slow, token, &checkpoint).await.unwrap();
         journal.release_leadership(&slow, token).await.unwrap();
         store.miss(part, 3);
-        let mut terms = JournalSweep::new(Duration::ZERO);
-        terms.dry_run = true;
-        assert_eq!(journal.sweep(&terms).await.unwrap(), 2, "{part}");
+        let mut settings = JournalSweep::new(Duration::ZERO);
+        settings.dry_run = true;
+        assert_eq!(journal.sweep(&settings).await.unwrap(), 2, "{part}");
         assert_eq!(store.to_miss(), 0);
         assert_eq!(journal.relays().await.unwrap().len(), 2, "{part}");
     }

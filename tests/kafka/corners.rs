@@ -159,9 +159,9 @@ async fn what_is_not_there_is_told_in_bounded_time() {
 #[tokio::test]
 async fn a_url_opens_it() {
     let url = format!("kafka://{}?group.protocol=consumer", hapax::testing::kafka::brokers());
-    let mut terms = hapax::open::OpenSettings::default();
-    terms.record_bytes_max = Some(100_000);
-    let bus = hapax::open::bus_with(&url, &terms).await.unwrap();
+    let mut settings = hapax::open::OpenSettings::default();
+    settings.record_bytes_max = Some(100_000);
+    let bus = hapax::open::bus_with(&url, &settings).await.unwrap();
     let capabilities = bus.capabilities();
     assert!(capabilities.bus == "kafka" && capabilities.durable && capabilities.shared, "{capabilities:?}");
     let topic = Topic::new(unique("topic")).unwrap();
@@ -169,7 +169,7 @@ async fn a_url_opens_it() {
     let answers = bus.publish(&topic, &[record("k", &"x".repeat(200_000))]).await.unwrap();
     assert!(matches!(answers[0], Err(Error::Invalid { .. })), "{answers:?}");
     let typo = format!("{url}&no.such.property=1");
-    let error = hapax::open::bus_with(&typo, &terms).await.err().expect("an error");
+    let error = hapax::open::bus_with(&typo, &settings).await.err().expect("an error");
     assert!(error.to_string().contains("no.such.property") && error.code() == "config", "{error}");
 }
 

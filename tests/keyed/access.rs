@@ -18,7 +18,9 @@ use hapax::testing::access::{AccessHarness, MemoryAccessHarness, all_rows, by, g
 use hapax::{Error, Result};
 use sqlx::PgPool;
 
-use crate::support::postgres::{ask, child, fresh_schema, pool, pool_to, role, run, until, url};
+use crate::support::postgres::{
+    advance_clock, ask, child, fresh_schema, pool, pool_to, role, run, stop_clock, until, url,
+};
 use crate::support::proxy::Proxy;
 
 hapax::access_conformance!(memory, MemoryAccessHarness::new());
@@ -65,17 +67,7 @@ impl PgAccessHarness {
     async fn new() -> Self {
         let (pool, schema) = (pool(12).await, fresh_schema());
         PgAccess::with_pool(pool.clone(), settings(&schema)).await.expect("a fresh store");
-        let us = hapax::testing::noon().as_micros();
-        run(
-            &pool,
-            format!(
-                "create table {schema}.test_clock (at timestamptz not null); \
-                 insert into {schema}.test_clock values (timestamptz 'epoch' + {us} * interval '1 microsecond'); \
-                 create or replace function {schema}.access_now() returns timestamptz language sql volatile \
-                 as 'select at from {schema}.test_clock'"
-            ),
-        )
-        .await;
+        stop_clock(&pool, &schema, "access_now").await;
         PgAccessHarness { pool, schema }
     }
 }
@@ -89,9 +81,7 @@ impl AccessHarness for PgAccessHarness {
     }
 
     async fn advance(&self, by: Duration) {
-        let us = by.as_micros();
-        let sql = format!("update {}.test_clock set at = at + {us} * interval '1 microsecond'", self.schema);
-        run(&self.pool, sql).await;
+        advance_clock(&self.pool, &self.schema, by).await;
     }
 }
 
@@ -169,14 +159,14 @@ async fn t187_a_killed_change_leaves_neither_a_token_nor_a_row() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sweep_of_the_audit_that_was_killed_is_finished_by_the_next() {
     const TEST: &str = "a_sweep_of_the_audit_that_was_killed_is_finished_by_the_next";
-    let terms = || {
-        let mut terms = AuditSweep::new(Duration::from_hours(24 * 30));
-        terms.batch_max = 10;
-        terms
+    let sweep = || {
+        let mut sweep = AuditSweep::new(Duration::from_hours(24 * 30));
+        sweep.batch_max = 10;
+        sweep
     };
     if let Some((_, schema)) = role() {
         let store = PgAccess::with_pool(pool(2).await, settings(&schema)).await.unwrap();
-        println!("survived: {:?}", store.sweep(&terms()).await);
+        println!("survived: {:?}", store.sweep(&sweep()).await);
         return;
     }
     let harness = PgAccessHarness::new().await;
@@ -190,7 +180,7 @@ async fn a_sweep_of_the_audit_that_was_killed_is_finished_by_the_next() {
     let status = command.status().await.unwrap();
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9));
     assert_eq!(all_rows(&store).await.len(), 15, "one batch was committed");
-    until("the killed sweep is gone", async || !store.sweep(&terms()).await.unwrap().skipped).await;
+    until("the killed sweep is gone", async || !store.sweep(&sweep()).await.unwrap().skipped).await;
     assert_eq!(all_rows(&store).await.len(), 0);
 }
 
@@ -343,8 +333,8 @@ impl Access for Counted {
         self.store.audit(which).await
     }
 
-    async fn sweep(&self, terms: &AuditSweep) -> Result<SweptAudit> {
-        self.store.sweep(terms).await
+    async fn sweep(&self, settings: &AuditSweep) -> Result<SweptAudit> {
+        self.store.sweep(settings).await
     }
 
     fn backend(&self) -> &'static str {

@@ -25,7 +25,7 @@ use hapax::testing::keyed::{KeysHarness, MemoryKeysHarness, answer, request, wor
 use hapax::{Error, Result};
 use rusqlite::{Connection, TransactionBehavior};
 use sqlx::PgPool;
-use support::postgres::{ask, fresh_schema, pool, run};
+use support::postgres::{advance_clock, ask, fresh_schema, pool, run, stop_clock};
 
 hapax::keys_conformance!(memory, MemoryKeysHarness::new());
 hapax::keys_conformance!(sqlite, SqliteKeysHarness::new());
@@ -94,17 +94,7 @@ impl PgKeysHarness {
     async fn new() -> Self {
         let (pool, schema) = (pool(12).await, fresh_schema());
         PgKeys::with_pool(pool.clone(), settings(&schema)).await.expect("fresh keys");
-        let us = hapax::testing::noon().as_micros();
-        run(
-            &pool,
-            format!(
-                "create table {schema}.test_clock (at timestamptz not null); \
-                 insert into {schema}.test_clock values (timestamptz 'epoch' + {us} * interval '1 microsecond'); \
-                 create or replace function {schema}.keys_now() returns timestamptz language sql volatile \
-                 as 'select at from {schema}.test_clock'"
-            ),
-        )
-        .await;
+        stop_clock(&pool, &schema, "keys_now").await;
         PgKeysHarness { pool, schema }
     }
 }
@@ -118,9 +108,7 @@ impl KeysHarness for PgKeysHarness {
     }
 
     async fn advance(&self, by: Duration) {
-        let us = by.as_micros();
-        let sql = format!("update {}.test_clock set at = at + {us} * interval '1 microsecond'", self.schema);
-        run(&self.pool, sql).await;
+        advance_clock(&self.pool, &self.schema, by).await;
     }
 
     async fn in_transaction(
@@ -185,7 +173,7 @@ async fn t102_an_old_snapshot_cannot_miss_the_horizon() {
     let mut tx = harness.pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ").await.unwrap();
     sqlx::query("select count(*) from pg_class").execute(&mut *tx).await.unwrap(); // the snapshot
     assert_eq!(keys.sweep(&hapax::keyed::KeySweep::new(hapax::keyed::RETENTION)).await.unwrap().keys, 1);
-    let retry = Begin::new(None, begin.key.clone(), begin.print.clone());
+    let retry = Begin::new(None, begin.key.clone(), begin.fingerprint.clone());
     let outcome = keys.begin_in(&mut tx, &retry).await;
     assert!(matches!(outcome, Err(Error::Contended { .. }) | Ok(Begun::Done(_))), "{outcome:?}");
 }
@@ -339,14 +327,14 @@ async fn a_foreign_transaction_is_refused() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn t43_a_sweep_of_keys_that_was_killed_lets_no_key_look_new() {
     const TEST: &str = "t43_a_sweep_of_keys_that_was_killed_lets_no_key_look_new";
-    let terms = || {
-        let mut terms = hapax::keyed::KeySweep::new(hapax::keyed::RETENTION);
-        terms.batch_max = 10;
-        terms
+    let sweep = || {
+        let mut sweep = hapax::keyed::KeySweep::new(hapax::keyed::RETENTION);
+        sweep.batch_max = 10;
+        sweep
     };
     if let Some((_, schema)) = support::postgres::role() {
         let keys = PgKeys::with_pool(pool(2).await, settings(&schema)).await.unwrap();
-        println!("survived: {:?}", keys.sweep(&terms()).await);
+        println!("survived: {:?}", keys.sweep(&sweep()).await);
         return;
     }
     // The horizon, and three batches.
@@ -365,7 +353,7 @@ async fn t43_a_sweep_of_keys_that_was_killed_lets_no_key_look_new() {
         let status = command.status().await.unwrap();
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9));
         for begin in &requests {
-            let retry = || Begin::new(None, begin.key.clone(), begin.print.clone());
+            let retry = || Begin::new(None, begin.key.clone(), begin.fingerprint.clone());
             support::postgres::until("the server notices the kill", async || {
                 let outcome = keys.begin(&retry()).await;
                 assert!(matches!(outcome, Ok(Begun::Done(_) | Begun::Expired) | Err(_)), "{outcome:?}");
@@ -374,7 +362,7 @@ async fn t43_a_sweep_of_keys_that_was_killed_lets_no_key_look_new() {
             .await;
         }
         support::postgres::until("the killed sweep is gone", async || {
-            !keys.sweep(&terms()).await.unwrap().skipped
+            !keys.sweep(&sweep()).await.unwrap().skipped
         })
         .await;
         let left = keys.list(&hapax::keyed::ListKeys::default()).await.unwrap().len();

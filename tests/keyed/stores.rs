@@ -144,7 +144,7 @@ async fn t222_a_key_in_an_open_transaction_runs() {
     keys.release(&lease, hapax::keyed::Ended::Failed).await.unwrap();
     assert_eq!(word(&keys, &begin).await, "free");
     let mut open = keys.transaction().await.unwrap();
-    let next = Begin::new(None, begin.key.clone(), begin.print.clone());
+    let next = Begin::new(None, begin.key.clone(), begin.fingerprint.clone());
     assert!(matches!(keys.begin_in(&mut open, &next).await.unwrap(), Begun::First(_)));
     assert_eq!(word(&keys, &begin).await, "running");
     open.rollback().await.unwrap();
@@ -202,9 +202,9 @@ async fn old_keys(harness: &PgKeysHarness, keys: &PgKeys, count: usize) -> Vec<B
 }
 
 fn in_batches(batch_max: usize) -> KeySweep {
-    let mut terms = KeySweep::new(DAY);
-    terms.batch_max = batch_max;
-    terms
+    let mut settings = KeySweep::new(DAY);
+    settings.batch_max = batch_max;
+    settings
 }
 
 /// A request with an old key, open for as long as it likes, keeps no sweep from forgetting all that is old; and no
@@ -335,7 +335,7 @@ async fn t264_a_clock_that_is_set_back_makes_no_forgotten_key_new() {
         assert_eq!(hapax::testing::keyed::again(&keys, &old).await, Begun::Expired);
         let begin = format!("BEGIN ISOLATION LEVEL {isolation}");
         let mut tx = harness.pool.begin_with(AssertSqlSafe(begin)).await.unwrap();
-        let retry = Begin::new(None, old.key.clone(), old.print.clone());
+        let retry = Begin::new(None, old.key.clone(), old.fingerprint.clone());
         assert_eq!(keys.begin_in(&mut tx, &retry).await.unwrap(), Begun::Expired, "{isolation}");
     }
 }

@@ -61,6 +61,7 @@ ledger_over!(Slow {
                 return Ok(claims.iter().map(answer).collect());
             }
             let outcomes = self.inner.claim(claims).await;
+            // An answer that comes late, if the test asks for one.
             tokio::time::sleep(Duration::from_millis(self.shared.late_ms.swap(0, Ordering::SeqCst))).await;
             outcomes
         }
@@ -87,8 +88,8 @@ ledger_over!(Slow {
         }
     }
     Operations {
-        async fn sweep(&self, terms: SweepSettings) -> Result<Swept> {
-            self.inner.sweep(terms).await
+        async fn sweep(&self, settings: SweepSettings) -> Result<Swept> {
+            self.inner.sweep(settings).await
         }
     }
 });
@@ -173,6 +174,7 @@ async fn t85_a_lease_whose_answer_came_late_is_extended_before_it_runs() {
         let Outcome::First(mut lease) = guard.lease(id).await.unwrap() else { panic!("{id}: not the first") };
         assert!(!lease.is_lost(), "{id}");
         assert_eq!(lease.attempt(), 1);
+        // The clock is paused: two lease times pass at once.
         let worked = lease.run(tokio::time::sleep(Duration::from_secs(12))).await;
         assert!(worked.is_ok(), "{id}: {worked:?}");
         lease.done().await.unwrap();

@@ -273,8 +273,9 @@ async fn bytes_per_entry() {
     );
     assert!(bytes / EVENTS < 200, "{} bytes", bytes / EVENTS);
     harness.advance(Duration::from_secs(30 * 86_400)).await;
-    let terms = SweepSettings { retention: Duration::from_secs(7 * 86_400), batch_max: 1000, dry_run: false };
-    assert_eq!(ledger.sweep(terms).await.unwrap().entries(), EVENTS as u64);
+    let settings =
+        SweepSettings { retention: Duration::from_secs(7 * 86_400), batch_max: 1000, dry_run: false };
+    assert_eq!(ledger.sweep(settings).await.unwrap().entries(), EVENTS as u64);
     let left: Vec<String> = redis::cmd("KEYS")
         .arg(format!("{}:w:*", prefix.replace('{', "\\{")))
         .query_async(&mut connection)

@@ -338,14 +338,14 @@ async fn sweep_drops_old_weeks_whole_and_keeps_what_is_open() {
     }
     assert!(claim(&ledger, Claim::new(identity("open"), lease())).await.is_claimed());
     clock.advance(DAY * 12 + Duration::from_secs(1)); // the week itself is over for seven days
-    let terms = SweepSettings { retention: DAY * 7, batch_max: 10, dry_run: true };
-    let rehearsed = ledger.sweep(terms).await.unwrap();
-    let swept = ledger.sweep(SweepSettings { dry_run: false, ..terms }).await.unwrap();
+    let settings = SweepSettings { retention: DAY * 7, batch_max: 10, dry_run: true };
+    let rehearsed = ledger.sweep(settings).await.unwrap();
+    let swept = ledger.sweep(SweepSettings { dry_run: false, ..settings }).await.unwrap();
     println!("{swept:?}");
     assert_eq!(rehearsed, swept);
     assert_eq!((swept.rows, swept.held, swept.lost), (25, 1, 1));
     assert_eq!(swept.weeks, [(week, 4)]);
-    assert_eq!(ledger.sweep(SweepSettings { dry_run: false, ..terms }).await.unwrap().entries(), 0);
+    assert_eq!(ledger.sweep(SweepSettings { dry_run: false, ..settings }).await.unwrap().entries(), 0);
 
     let counted = ledger.stat().await.unwrap();
     assert_eq!(counted.dropped, [(week, clock.now())]);
@@ -414,10 +414,10 @@ async fn a_settle_keeps_its_week() {
     let settle = Settle { identity, week, token, verdict, order: None, advance_to: None };
     assert!(matches!(ledger.settle(&[settle]).await.unwrap()[0], Ok(Settled::Ok { .. })));
     clock.advance(DAY * 6);
-    let terms = SweepSettings { retention: DAY * 7, batch_max: 10, dry_run: false };
-    assert!(ledger.sweep(terms).await.unwrap().weeks.is_empty(), "its newest settle is six days old");
+    let settings = SweepSettings { retention: DAY * 7, batch_max: 10, dry_run: false };
+    assert!(ledger.sweep(settings).await.unwrap().weeks.is_empty(), "its newest settle is six days old");
     clock.advance(DAY * 2);
-    assert_eq!(ledger.sweep(terms).await.unwrap().weeks, [(week, 1)]);
+    assert_eq!(ledger.sweep(settings).await.unwrap().weeks, [(week, 1)]);
 }
 
 #[tokio::test]
@@ -431,8 +431,8 @@ async fn another_process_dropping_a_week_is_noticed() {
     let of = |n: u8| Claim::new(Identity::new(scope(), v7_at(start, n)), Mode::Done);
     assert!(claim(&one, of(1)).await.is_claimed());
     clock.advance(DAY * 12); // the week itself is over for seven days
-    let terms = SweepSettings { retention: DAY * 7, batch_max: 10, dry_run: false };
-    assert_eq!(other.sweep(terms).await.unwrap().weeks.len(), 1);
+    let settings = SweepSettings { retention: DAY * 7, batch_max: 10, dry_run: false };
+    assert_eq!(other.sweep(settings).await.unwrap().weeks.len(), 1);
     assert_eq!(claim(&one, of(2)).await, Outcome::TooOld { week: Week::of(start) });
 }
 

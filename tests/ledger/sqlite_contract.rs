@@ -63,14 +63,14 @@ impl Harness for SqliteHarness {
         &self,
         ledger: &SqliteLedger,
         settles: &[Settle],
-        marks: (&Scope, &[Marker]),
+        markers: (&Scope, &[Marker]),
         commit: bool,
     ) -> Result<Vec<Result<Settled>>> {
         let mut connection = rusqlite::Connection::open(self.file()).expect("a connection");
         connection.busy_timeout(Duration::from_secs(120)).expect("a setting");
         let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate).expect("a transaction");
         let answers = ledger.settle_in(&tx, settles)?;
-        ledger.set_markers_in(&tx, marks.0, marks.1)?;
+        ledger.set_markers_in(&tx, markers.0, markers.1)?;
         if commit {
             tx.commit().expect("a commit");
         }

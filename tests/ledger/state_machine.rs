@@ -300,31 +300,34 @@ fn order(out: &mut String) {
 fn render() -> String {
     let mut out = String::from(
         "# The state machine\n\n\
-         Generated from the transition function (`src/ledger/transition.rs`) by `tests/ledger/state_machine.rs`; \
-         `HAPAX_BLESS=1 cargo test --test ledger state_machine` writes it anew.\n\n\
-         A cell reads: the answer, then the state the entry goes to. No arrow: nothing is changed. Runs are limited to 3, \
-         and every run here goes alone, so that a lapsed lease counts.\n\n\
+         Generated from the transition function (`src/ledger/transition.rs`) by\n\
+         `tests/ledger/state_machine.rs`; `HAPAX_BLESS=1 cargo test --test ledger state_machine` writes it\n\
+         anew.\n\n\
+         A cell reads: the answer, then the state the entry goes to. No arrow: nothing is changed. Runs are\n\
+         limited to 3, and every run here goes alone, so that a lapsed lease counts.\n\n\
          ## Claims\n\nBy another claimer than the one who set the entry, without an order.\n\n",
     );
     claims(&mut out);
     out.push_str("The same claim again, under its nonce, has the same outcome:\n\n");
     repeats(&mut out);
     out.push_str(
-        "Another fingerprint than the stored one is a mismatch in every state and changes nothing. ",
+        "Another fingerprint than the stored one is a mismatch in every state and changes nothing. No entry,\n\
+         and a week that was dropped since the scope began: too old.\n\n",
     );
-    out.push_str("No entry, and a week that was dropped since the scope began: too old.\n\n");
     out.push_str("## Settling and extending\n\nWith the entry's token.\n\n");
     settles(&mut out, TOKEN);
     settles(&mut out, FRESH);
     out.push_str("## Interventions\n\nEach draws a new token, so whoever held the entry is fenced, and leaves an audit row.\n\n");
     interventions(&mut out);
     out.push_str(
-        "In an order that has moved past the event, redrive and retry are refused, unless they may run it out of order: then it \
-         has none from there on. A dropped event's aggregate goes on past it; a skip is for one that is parked behind a \
-         dead or missing seq, and goes on past that.\n\n",
+        "In an order that has moved past the event, redrive and retry are refused, unless they may run it\n\
+         out of order: then it has none from there on. A dropped event's aggregate goes on past it; a skip is\n\
+         for one that is parked behind a dead or missing seq, and goes on past that.\n\n",
     );
-    out.push_str("## Order\n\nA lease is claimed on the event with seq 5; the gap timeout is a minute. A claim that says hold is parked \
-         instead of waiting.\n\n");
+    out.push_str(
+        "## Order\n\nA lease is claimed on the event with seq 5; the gap timeout is a minute. A claim that says\n\
+         hold is parked instead of waiting.\n\n",
+    );
     order(&mut out);
     out.truncate(out.trim_end().len());
     out.push('\n');

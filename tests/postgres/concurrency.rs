@@ -373,10 +373,10 @@ async fn two_sweepers_at_once_do_the_work_of_one() {
         weeks.push(kit::run(&ledger, &claim).await.week);
     }
     harness.advance(60 * kit::DAY).await;
-    let terms = SweepSettings { retention: 7 * kit::DAY, batch_max: 1000, dry_run: false };
+    let settings = SweepSettings { retention: 7 * kit::DAY, batch_max: 1000, dry_run: false };
     let sweepers = [(); 4].map(|()| {
         let ledger = ledger.clone();
-        tokio::spawn(async move { ledger.sweep(terms).await.expect("a sweep beside another").weeks })
+        tokio::spawn(async move { ledger.sweep(settings).await.expect("a sweep beside another").weeks })
     });
     let mut dropped = Vec::new();
     for sweeper in sweepers {

@@ -69,7 +69,7 @@ async fn a_sql_id_of_unicode_blanks_is_blank() {
 #[tokio::test]
 async fn failures_beyond_a_smallint_are_counted_or_dead() {
     let ledger = ledger(2).await;
-    let terms = |attempts_max| {
+    let settings = |attempts_max| {
         Mode::Failed(FailureSettings {
             attempts_max,
             backoff_base: Duration::ZERO,
@@ -77,9 +77,9 @@ async fn failures_beyond_a_smallint_are_counted_or_dead() {
             jitter_permille: 1,
         })
     };
-    kit::one(&ledger, &kit::claim("e", terms(100_000))).await.name();
+    kit::one(&ledger, &kit::claim("e", settings(100_000))).await.name();
     run(ledger.pool(), format!("update {}.entry set attempts = 32767", ledger.schema())).await;
-    let outcome = kit::try_one(&ledger, &kit::claim("e", terms(32_768))).await;
+    let outcome = kit::try_one(&ledger, &kit::claim("e", settings(32_768))).await;
     assert!(outcome.as_ref().is_ok_and(|o| o.name() == "dead"), "{outcome:?}");
 }
 
@@ -94,8 +94,8 @@ async fn a_baseline_beyond_i64_is_invalid() {
 async fn a_sweep_with_batches_of_none_ends() {
     let ledger = ledger(2).await;
     kit::first(&ledger, &kit::claim("e", Mode::Done)).await;
-    let terms = SweepSettings { retention: Duration::from_secs(1), batch_max: 0, dry_run: false };
-    assert!(tokio::time::timeout(Duration::from_mins(1), ledger.sweep(terms)).await.is_ok());
+    let settings = SweepSettings { retention: Duration::from_secs(1), batch_max: 0, dry_run: false };
+    assert!(tokio::time::timeout(Duration::from_mins(1), ledger.sweep(settings)).await.is_ok());
 }
 
 /// A SQL caller that meets an id held by an open transaction.

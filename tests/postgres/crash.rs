@@ -375,9 +375,9 @@ async fn t43_a_detach_that_was_cut_short_is_finished_later() {
     let week = old_week(&harness).await;
     let s = &harness.schema;
     let ledger = kit::open(&harness).await;
-    let terms = hapax::ledger::SweepSettings { retention: 7 * kit::DAY, batch_max: 1000, dry_run: false };
+    let settings = hapax::ledger::SweepSettings { retention: 7 * kit::DAY, batch_max: 1000, dry_run: false };
     until("everything is moved", async || {
-        ledger.sweep_part(terms, 1).await.unwrap();
+        ledger.sweep_part(settings, 1).await.unwrap();
         ask(&harness.pool, format!("select exists (select from {s}.dropped where phase = 'empty')")).await
     })
     .await;

@@ -326,14 +326,14 @@ async fn t116_a_stopping_consumer_gives_back_what_its_first_try_was_granted() {
 #[tokio::test(flavor = "multi_thread")]
 async fn t116_a_request_that_meets_its_own_first_try_waits_for_it() {
     use hapax::backend::postgres::{PgKeys, PgKeysSettings, Pooling};
-    use hapax::keyed::{Begin, Begun, IdempotencyKey, Keys as _, RequestParts, RequestPrint};
+    use hapax::keyed::{Begin, Begun, IdempotencyKey, Keys as _, RequestFingerprint, RequestParts};
     let scene = scene().await;
     let mut settings = PgKeysSettings::default();
     settings.schema.clone_from(&scene.schema);
     settings.pooling = Pooling::Session;
     let keys = PgKeys::with_pool(scene.ledger.pool().clone(), settings).await.unwrap();
     let request = RequestParts { method: "POST", target: "/", body: b"{}", ..Default::default() };
-    let begin = Begin::new(None, IdempotencyKey::now_v7(), RequestPrint::of(keys.secret(), &request));
+    let begin = Begin::new(None, IdempotencyKey::now_v7(), RequestFingerprint::of(keys.secret(), &request));
     let gate = Gate::of(&scene, "keys").await;
     let asking = tokio::spawn({
         let (keys, begin) = (keys.clone(), begin.clone());

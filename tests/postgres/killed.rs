@@ -144,7 +144,7 @@ async fn t43_the_server_killed_inside_a_sweep_and_inside_its_recovery() {
     let ledger = kit::open(&harness).await;
     let s = harness.schema.clone();
     let week = OldWeek::new(&harness).await;
-    let terms = SweepSettings { retention: RETENTION, batch_max: 1000, dry_run: false };
+    let settings = SweepSettings { retention: RETENTION, batch_max: 1000, dry_run: false };
     // Inside the closing: somebody has the table it is written to.
     let mut lock = harness.pool.begin().await.unwrap();
     sqlx::raw_sql(AssertSqlSafe(format!("lock table {s}.dropped in share mode")))
@@ -168,7 +168,7 @@ async fn t43_the_server_killed_inside_a_sweep_and_inside_its_recovery() {
     week.is_whole(&harness, "killed while it waits").await;
     // Inside the detach.
     until("everything is moved", async || {
-        ledger.sweep_part(terms, 1).await.unwrap();
+        ledger.sweep_part(settings, 1).await.unwrap();
         ask(&harness.pool, format!("select exists (select from {s}.dropped where phase = 'empty')")).await
     })
     .await;

@@ -13,6 +13,7 @@ use hapax::config::Migrate;
 use hapax::ledger::{Claims, Finding, Level, Mode, Operations, Outcome, SweepSettings};
 use hapax::testing::{Harness as _, kit};
 use hapax::{Error, Guard};
+use sqlx::Connection as _;
 
 fn finding<'f>(findings: &'f [Finding], check: &str) -> &'f Finding {
     findings.iter().find(|finding| finding.check == check).unwrap_or_else(|| panic!("no finding on {check}"))
@@ -125,7 +126,7 @@ async fn the_runtime_role_claims_and_makes_weeks_and_the_owner_sweeps() {
         let error = sqlx::raw_sql(sqlx::AssertSqlSafe(sql.clone())).execute(&as_role).await.expect_err(&sql);
         assert_eq!(error.as_database_error().unwrap().code().as_deref(), Some("42501"), "{sql}");
     }
-    let terms =
+    let sweep =
         hapax::ledger::SweepSettings { retention: Duration::from_secs(1), batch_max: 100, dry_run: false };
     let before: i64 = ask(&admin, format!("select count(*) from {schema}.dropped")).await;
     // Bounded even by name: a week of the far future is not made.
@@ -136,7 +137,7 @@ async fn the_runtime_role_claims_and_makes_weeks_and_the_owner_sweeps() {
     .await;
     assert!(far.is_err(), "the function has bounds of its own");
     println!("dropped before: {before}");
-    owner.sweep(terms).await.expect("the owner sweeps");
+    owner.sweep(sweep).await.expect("the owner sweeps");
     run(&admin, format!("drop schema {schema} cascade; drop owned by {role}; drop role {role}")).await;
 }
 
@@ -239,6 +240,39 @@ async fn a_transaction_pooler_is_noticed_and_everything_works_through_it() {
     println!("{done} events done through PgBouncer");
     assert_eq!(done, 120);
     run(ledger.pool(), format!("drop schema {} cascade", ledger.schema())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_pooler_is_noticed_beside_its_other_clients() {
+    let url = std::env::var("HAPAX_TEST_PGBOUNCER_URL").expect("HAPAX_TEST_PGBOUNCER_URL: run scripts/test");
+    let busy: Vec<_> = (0..6)
+        .map(|_| {
+            let url = url.clone();
+            tokio::spawn(async move {
+                let mut other = sqlx::PgConnection::connect(&url).await.unwrap();
+                loop {
+                    let _ = sqlx::raw_sql("select 1").execute(&mut other).await.unwrap();
+                }
+            })
+        })
+        .collect();
+    let schema = fresh_schema();
+    for n in 0..20 {
+        let mut detect = settings(&schema);
+        detect.pooling = Pooling::Detect;
+        let ledger = PgLedger::connect(&url, detect).await.unwrap();
+        let findings = ledger.check().await.unwrap();
+        assert_eq!(finding(&findings, "pooling").level, Level::Warning, "start {n}: {findings:?}");
+        if n == 19 {
+            // Through the pooler: it may stand before another server than that of the other tests.
+            run(ledger.pool(), format!("drop schema {schema} cascade")).await;
+        }
+        ledger.pool().close().await;
+    }
+    for other in busy {
+        assert!(!other.is_finished(), "the other clients asked until the end");
+        other.abort();
+    }
 }
 
 /// Without a prepared statement, which PgBouncer may not know.
@@ -407,8 +441,8 @@ fn a_drop_that_does_not_get_on_is_told() {
         let old = kit::v7_at(ledger.now().await.unwrap(), 1);
         kit::run(&ledger, &kit::claim(&old.to_string(), kit::lease())).await;
         harness.advance(30 * kit::DAY).await;
-        let terms = SweepSettings { retention: 7 * kit::DAY, batch_max: 1000, dry_run: false };
-        ledger.sweep_part(terms, 1).await.unwrap();
+        let settings = SweepSettings { retention: 7 * kit::DAY, batch_max: 1000, dry_run: false };
+        ledger.sweep_part(settings, 1).await.unwrap();
         let table =
             format!("select format('entry_%s_%s', week, number) from {s}.dropped where phase = 'closed'");
         let table: String = ask(&harness.pool, table).await;
@@ -416,10 +450,10 @@ fn a_drop_that_does_not_get_on_is_told() {
         let told = |lines: &Lines| {
             lines.0.lock().unwrap().iter().filter(|line| line.contains("gets on with it")).count()
         };
-        ledger.sweep(terms).await.unwrap();
+        ledger.sweep(settings).await.unwrap();
         assert_eq!(told(&lines), 0, "another sweeper may be at it");
         harness.advance(Duration::from_secs(3600)).await; // longer than any sweeper waits
-        ledger.sweep(terms).await.unwrap();
+        ledger.sweep(settings).await.unwrap();
         assert_eq!(told(&lines), 1, "{:?}", lines.0.lock().unwrap());
     });
 }

@@ -246,9 +246,9 @@ impl Stage {
     /// Sweeps step by step until the week is in this phase.
     async fn until_phase(&self, phase: &str) {
         let s = &self.harness.schema;
-        let terms = SweepSettings { retention: RETENTION, batch_max: 1000, dry_run: false };
+        let settings = SweepSettings { retention: RETENTION, batch_max: 1000, dry_run: false };
         until("the drop is that far", async || {
-            self.ledger.sweep_part(terms, 1).await.unwrap();
+            self.ledger.sweep_part(settings, 1).await.unwrap();
             ask(
                 &self.harness.pool,
                 format!("select exists (select from {s}.dropped where phase = '{phase}')"),

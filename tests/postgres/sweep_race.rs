@@ -98,7 +98,7 @@ struct Stage {
     young: AtomicU64,
 }
 
-fn terms() -> SweepSettings {
+fn sweeping() -> SweepSettings {
     SweepSettings { retention: RETENTION, batch_max: 3, dry_run: false }
 }
 
@@ -107,6 +107,7 @@ fn leased() -> Mode {
 }
 
 async fn pause(random: &mut Random, ms: usize) {
+    // Moves the two sides of the race against each other.
     tokio::time::sleep(Duration::from_millis(random.below(ms) as u64)).await;
 }
 
@@ -451,7 +452,7 @@ impl Stage {
 async fn sweeper(url: String, schema: String) {
     let ledger = PgLedger::with_pool(pool_to(&url, 2).await, settings(&schema)).await.unwrap();
     loop {
-        if let Err(error) = ledger.sweep(terms()).await {
+        if let Err(error) = ledger.sweep(sweeping()).await {
             assert!(error.is_retryable(), "a sweep failed: {error:?}");
         }
         tokio::time::sleep(Duration::from_millis(3)).await;

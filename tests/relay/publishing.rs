@@ -329,9 +329,9 @@ async fn more_without_an_answer_than_may_be_behind_pauses_the_relay() {
         append(&*journal, "good", 1).await;
     }
     bus.slow(|record| !is_of(record, "good"));
-    let mut terms = settings();
-    (terms.flush_timeout, terms.behind_max) = (Duration::from_millis(50), 30);
-    let running = start(journal.clone(), &bus, terms);
+    let mut settings = settings();
+    (settings.flush_timeout, settings.behind_max) = (Duration::from_millis(50), 30);
+    let running = start(journal.clone(), &bus, settings);
     let two_batches = |progress: &Progress| progress.published == 2 && progress.behind == 38;
     running.until("two batches", two_batches).await;
     tokio::time::sleep(Duration::from_millis(500)).await; // ten times what a batch takes that is not paused
@@ -351,9 +351,9 @@ async fn those_that_find_no_room_are_not_looked_for_again_and_again() {
     fill(&*journal, 50, 1).await;
     append(&*journal, "good", 1).await;
     bus.fail(|record| (!is_of(record, "good")).then(away));
-    let mut terms = settings();
-    terms.batch_max = 51; // so that the good one shows that it is the others' fault
-    let running = start(journal.clone(), &bus, terms);
+    let mut settings = settings();
+    settings.batch_max = 51; // so that the good one shows that it is the others' fault
+    let running = start(journal.clone(), &bus, settings);
     running.until("they are behind", |progress| progress.behind == 50).await;
     bus.slow(|record| !is_of(record, "good"));
     bus.heal();
@@ -450,9 +450,9 @@ async fn a_stop_waits_for_late_answers() {
     let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
     fill(&*journal, 2, 10).await;
     bus.slow(|record| is_of(record, "a1"));
-    let mut terms = settings();
-    terms.flush_timeout = Duration::from_secs(3);
-    let running = start(journal.clone(), &bus, terms);
+    let mut brief = settings();
+    brief.flush_timeout = Duration::from_secs(3);
+    let running = start(journal.clone(), &bus, brief);
     running.until("the other", |progress| progress.position == Position::of(20)).await;
     bus.let_go();
     running.stop().await;

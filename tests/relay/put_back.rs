@@ -127,6 +127,19 @@ impl Scene {
         Running { handle, task }
     }
 
+    /// One run of a relay.
+    async fn relay_up_to(&self, position: u64) {
+        let running = self.start();
+        running.until(position).await;
+        running.stop().await;
+    }
+
+    /// A relay goes on, and then nothing of the journal is missing on the bus.
+    async fn must_go_on_to(&self, position: u64) {
+        self.relay_up_to(position).await;
+        self.must_be_published().await;
+    }
+
     async fn checkpoint(&self) -> Checkpoint {
         self.journal.relays().await.unwrap().remove(0).checkpoint.expect("a checkpoint")
     }
@@ -196,9 +209,7 @@ impl Running {
 async fn a_checkpoint_beyond_a_journal_that_was_put_back_is_refused() {
     let scene = Scene::new().await;
     scene.append(20).await;
-    let running = scene.start();
-    running.until(20).await;
-    running.stop().await;
+    scene.relay_up_to(20).await;
     scene.put_back(10).await;
     let scene = scene.reopened().await;
     let error = scene.start().refused([20, 10]).await;
@@ -206,10 +217,7 @@ async fn a_checkpoint_beyond_a_journal_that_was_put_back_is_refused() {
     let again = scene.start().refused([20, 15]).await;
     assert_eq!(scene.checkpoint().await.position, Position::of(20), "nothing was changed: {again}");
     scene.mend(&error).await;
-    let running = scene.start();
-    running.until(15).await;
-    running.stop().await;
-    scene.must_be_published().await;
+    scene.must_go_on_to(15).await;
 }
 
 /// Between two runs; by now other events have the old positions, and more.
@@ -217,18 +225,13 @@ async fn a_checkpoint_beyond_a_journal_that_was_put_back_is_refused() {
 async fn positions_given_out_once_more_between_two_runs_are_noticed() {
     let scene = Scene::new().await;
     scene.append(20).await;
-    let running = scene.start();
-    running.until(20).await;
-    running.stop().await;
+    scene.relay_up_to(20).await;
     scene.put_back(10).await;
     scene.append(15).await;
     let scene = scene.reopened().await;
     let error = scene.start().refused([20, 25]).await;
     scene.mend(&error).await;
-    let running = scene.start();
-    running.until(25).await;
-    running.stop().await;
-    scene.must_be_published().await;
+    scene.must_go_on_to(25).await;
 }
 
 /// Beneath a relay that waits for more.
@@ -247,10 +250,7 @@ async fn a_journal_that_is_put_back_beneath_a_relay_is_noticed() {
         scene.append(15 - appended).await;
         let error = if appended == 0 { scene.start().refused([20, 25]).await } else { error };
         scene.mend(&error).await;
-        let running = scene.start();
-        running.until(25).await;
-        running.stop().await;
-        scene.must_be_published().await;
+        scene.must_go_on_to(25).await;
     }
 }
 
@@ -273,10 +273,7 @@ async fn a_checkpoint_that_was_put_back_too_is_gone_on_from() {
     scene.append(15).await;
     running.refused([20, 20]).await;
     assert_eq!(scene.checkpoint().await.position, Position::of(10));
-    let running = scene.start();
-    running.until(25).await;
-    running.stop().await;
-    scene.must_be_published().await;
+    scene.must_go_on_to(25).await;
 }
 
 /// A crash takes draws with it that nobody committed: a sequence is only as durable as what was flushed for others. No event is gone, and the relay's
@@ -353,10 +350,10 @@ async fn archive_up_to(journal: &PgJournal, store: &Directory, position: u64, sw
     let mut checkpoint = Checkpoint::start(journal.id());
     checkpoint.position = Position::of(position);
     journal.rewind(&name(), &checkpoint, None).await.unwrap();
-    let mut terms = ArchiveSettings::new(Duration::ZERO, hapax::Owner::new("archivist").unwrap()).unwrap();
-    terms.file_events_max = 4;
-    terms.sweep = sweep;
-    archive(journal, store, &terms).await.unwrap()
+    let mut settings = ArchiveSettings::new(Duration::ZERO, hapax::Owner::new("archivist").unwrap()).unwrap();
+    settings.file_events_max = 4;
+    settings.sweep = sweep;
+    archive(journal, store, &settings).await.unwrap()
 }
 
 /// The server is restored, with the checkpoints of that time, and draws positions again that an archive has files of. What lies in them

@@ -67,6 +67,7 @@ ledger_over!(Faulty {
         async fn claim(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
             let pause = u64::from(self.faults.claim_us.load(Ordering::SeqCst));
             if pause > 0 {
+                // As slow as the test asks.
                 tokio::time::sleep(Duration::from_micros(pause)).await;
             }
             self.stall().await;
@@ -84,6 +85,7 @@ ledger_over!(Faulty {
             self.stall().await;
             let pause = u64::from(self.faults.settle_us.load(Ordering::SeqCst));
             if pause > 0 {
+                // As slow as the test asks.
                 tokio::time::sleep(Duration::from_micros(pause)).await;
             }
             if one_of(&self.faults.settles_lost) {
@@ -115,11 +117,11 @@ ledger_over!(Faulty {
         }
     }
     Operations {
-        async fn sweep(&self, terms: SweepSettings) -> Result<Swept> {
+        async fn sweep(&self, settings: SweepSettings) -> Result<Swept> {
             if one_of(&self.faults.sweeps_failing) {
                 return away();
             }
-            self.inner.sweep(terms).await
+            self.inner.sweep(settings).await
         }
     }
 });

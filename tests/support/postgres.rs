@@ -201,19 +201,27 @@ impl PgHarness {
     pub async fn on(pool: PgPool) -> Self {
         let schema = fresh_schema();
         PgLedger::with_pool(pool.clone(), settings(&schema)).await.expect("a fresh ledger");
-        let us = Time::as_micros(noon());
-        run(
-            &pool,
-            format!(
-                "create table {schema}.test_clock (at timestamptz not null); \
-                 insert into {schema}.test_clock values (timestamptz 'epoch' + {us} * interval '1 microsecond'); \
-                 create or replace function {schema}.ledger_now() returns timestamptz language sql volatile \
-                 as 'select at from {schema}.test_clock'"
-            ),
-        )
-        .await;
+        stop_clock(&pool, &schema, "ledger_now").await;
         PgHarness { pool, schema }
     }
+}
+
+/// From now on it is noon in this schema, until somebody moves the clock. `function` tells its time.
+pub async fn stop_clock(pool: &PgPool, schema: &str, function: &str) {
+    let us = noon().as_micros();
+    let sql = format!(
+        "create table {schema}.test_clock (at timestamptz not null); \
+         insert into {schema}.test_clock values (timestamptz 'epoch' + {us} * interval '1 microsecond'); \
+         create or replace function {schema}.{function}() returns timestamptz language sql volatile \
+         as 'select at from {schema}.test_clock'"
+    );
+    run(pool, sql).await;
+}
+
+/// Moves a clock that was stopped.
+pub async fn advance_clock(pool: &PgPool, schema: &str, by: Duration) {
+    let us = by.as_micros();
+    run(pool, format!("update {schema}.test_clock set at = at + {us} * interval '1 microsecond'")).await;
 }
 
 #[async_trait]
@@ -233,12 +241,7 @@ impl Harness for PgHarness {
     }
 
     async fn advance(&self, by: Duration) {
-        let us = by.as_micros();
-        run(
-            &self.pool,
-            format!("update {}.test_clock set at = at + {us} * interval '1 microsecond'", self.schema),
-        )
-        .await;
+        advance_clock(&self.pool, &self.schema, by).await;
     }
 
     async fn in_transaction(
@@ -271,12 +274,12 @@ impl Harness for PgHarness {
         &self,
         ledger: &PgLedger,
         settles: &[Settle],
-        marks: (&Scope, &[Marker]),
+        markers: (&Scope, &[Marker]),
         commit: bool,
     ) -> Result<Vec<Result<Settled>>> {
         let mut tx = self.pool.begin().await.expect("a transaction");
         let answers = ledger.settle_in(&mut tx, settles).await?;
-        ledger.set_markers_in(&mut tx, marks.0, marks.1).await?;
+        ledger.set_markers_in(&mut tx, markers.0, markers.1).await?;
         if commit {
             tx.commit().await.expect("a commit");
         } else {
@@ -289,8 +292,8 @@ impl Harness for PgHarness {
         ledger.was_committed(claim).await
     }
 
-    async fn sweep_part(&self, ledger: &PgLedger, terms: SweepSettings, steps: u32) -> Swept {
-        ledger.sweep_part(terms, steps).await.expect("a part of a sweep")
+    async fn sweep_part(&self, ledger: &PgLedger, settings: SweepSettings, steps: u32) -> Swept {
+        ledger.sweep_part(settings, steps).await.expect("a part of a sweep")
     }
 
     fn sweeps_in_steps(&self) -> bool {

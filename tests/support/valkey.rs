@@ -168,13 +168,13 @@ impl Harness for RedisHarness {
         &self,
         ledger: &RedisLedger,
         settles: &[Settle],
-        marks: (&Scope, &[Marker]),
+        markers: (&Scope, &[Marker]),
         commit: bool,
     ) -> Result<Vec<Result<Settled>>> {
         loop {
             let mut transaction = ledger.begin();
             let answers = transaction.settle(settles).await?;
-            transaction.set_markers(marks.0, marks.1).await?;
+            transaction.set_markers(markers.0, markers.1).await?;
             if !commit {
                 return Ok(answers);
             }

@@ -15,3 +15,12 @@ pub async fn until(what: &str, mut is: impl AsyncFnMut() -> bool) {
         tokio::time::sleep(PAUSE).await;
     }
 }
+
+/// The same for what is known at once. Unlike [`until`], it can be part of a task.
+pub async fn until_so(what: &str, is: impl Fn() -> bool) {
+    let end = Instant::now() + AT_MOST;
+    while !is() {
+        assert!(Instant::now() < end, "never came: {what}");
+        tokio::time::sleep(PAUSE).await;
+    }
+}

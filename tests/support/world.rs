@@ -292,6 +292,7 @@ pub async fn worker(schema: &str) {
                 let (pool, effects, http) = (pool.clone(), effects.clone(), http.clone());
                 async move {
                     misbehave(&event)?;
+                    // As slow as the test asks.
                     tokio::time::sleep(millis("WORKER_SLOW_MS", 0)).await;
                     hapax::crash_point!("test.before-apply");
                     if let Some(http) = http {
@@ -310,6 +311,7 @@ pub async fn worker(schema: &str) {
                 let insert = format!("insert into {effects} (id, worker) values ($1, $2)");
                 Box::pin(async move {
                     misbehave(event)?;
+                    // As slow as the test asks.
                     tokio::time::sleep(millis("WORKER_SLOW_MS", 0)).await;
                     hapax::crash_point!("test.before-apply");
                     sqlx::query(AssertSqlSafe(insert))

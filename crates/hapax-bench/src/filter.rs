@@ -13,7 +13,8 @@ use crate::harness::{Fallible, Goal, Line, Missing, Options, Report};
 /// One in this many lines repeats an earlier one.
 const REPEATS: usize = 5;
 
-fn binary() -> Fallible<PathBuf> {
+/// The `hapax` binary of the same build.
+pub fn binary() -> Fallible<PathBuf> {
     let path = std::env::current_exe()?.with_file_name("hapax");
     if path.exists() {
         return Ok(path);

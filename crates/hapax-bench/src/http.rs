@@ -13,11 +13,11 @@ use hapax::backend::sqlite::SqliteKeys;
 use hapax::keyed::{IdempotencyKey, KeyedLayer, KeyedSqlite, KeyedTx};
 use rusqlite::{Connection, TransactionBehavior};
 use sqlx::{AssertSqlSafe, PgPool};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 
 use crate::harness::{Contestant, Fallible, Goal, Line, Options, Report, interleave, rate};
 use crate::pg::{Schema, execute, number, pool};
+use crate::wire::{Wire, expect};
 
 /// Database connections of either side.
 const POOL: u32 = 32;
@@ -95,43 +95,6 @@ impl Drop for Served {
     }
 }
 
-/// A connection that is kept open, with the plainest client there is, so that the server is measured.
-struct Wire(TcpStream, Vec<u8>);
-
-impl Wire {
-    async fn open(to: SocketAddr) -> Fallible<Self> {
-        let stream = TcpStream::connect(to).await?;
-        stream.set_nodelay(true)?;
-        Ok(Wire(stream, Vec::new()))
-    }
-
-    async fn post(&mut self, key: &str) -> Fallible<()> {
-        let request = format!(
-            "POST /orders HTTP/1.1\r\nhost: bench\r\nidempotency-key: \"{key}\"\r\ncontent-type: application/json\r\n\
-             content-length: {}\r\n\r\n{BODY}",
-            BODY.len()
-        );
-        self.0.write_all(request.as_bytes()).await?;
-        self.1.clear();
-        loop {
-            if self.0.read_buf(&mut self.1).await? == 0 {
-                return Err("the server closed the connection".into());
-            }
-            let Some(end) = self.1.windows(4).position(|four| four == b"\r\n\r\n") else { continue };
-            let head = std::str::from_utf8(&self.1[..end])?.to_ascii_lowercase();
-            let length = head.split("content-length: ").nth(1).and_then(|rest| rest.lines().next());
-            let length: usize = length.ok_or("an answer without a length")?.parse()?;
-            if self.1.len() < end + 4 + length {
-                continue;
-            }
-            if !head.starts_with("http/1.1 201") {
-                return Err(String::from_utf8_lossy(&self.1).into_owned().into());
-            }
-            return Ok(());
-        }
-    }
-}
-
 fn keys(count: usize) -> Vec<String> {
     (0..count).map(|_| IdempotencyKey::now_v7().as_str().to_owned()).collect()
 }
@@ -149,7 +112,7 @@ async fn posts(to: SocketAddr, connections: usize, keys: &[String]) -> Fallible<
         for (mut wire, share) in wires.into_iter().zip(shares) {
             running.spawn(async move {
                 for key in &share {
-                    wire.post(key).await?;
+                    expect(201, wire.post("/orders", Some(key), BODY).await?)?;
                 }
                 Fallible::Ok(())
             });

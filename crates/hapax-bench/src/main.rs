@@ -26,10 +26,12 @@ mod recovery;
 mod relay;
 mod rivals;
 mod scale;
+mod server;
 mod size;
 mod sqlite;
 mod sweep;
 mod window;
+mod wire;
 
 use std::process::ExitCode;
 
@@ -52,8 +54,8 @@ struct Cli {
     /// Do a tenth of the work, to see that it runs. The figures mean little.
     #[arg(long)]
     quick: bool,
-    /// Rows in the tables (scale, sweep, poll, a full week of lease), or records in the topic
-    /// (pipeline, lag).
+    /// Rows in the tables (scale, sweep, poll, a full week of lease), records in the topic
+    /// (pipeline, lag), or requests (the memory of serve).
     #[arg(long)]
     rows: Option<u64>,
     /// Events per transaction (pipeline).
@@ -99,8 +101,10 @@ enum Bench {
     Poll,
     /// From a journal to Kafka.
     Relay,
-    /// Keyed writes over HTTP, and replays.
+    /// Keyed writes over HTTP, and replays; `hapax serve`: claims, memory, its start.
     Http,
+    /// `hapax serve` alone: claims in batches, memory, its start.
+    Serve,
     /// A consumer process, started by recovery and lag.
     #[value(hide = true)]
     Member,
@@ -149,7 +153,12 @@ impl Bench {
             Bench::Append => append::run(options).await,
             Bench::Poll => Ok(vec![append::poll(options).await?]),
             Bench::Relay => relay::run(options).await,
-            Bench::Http => http::run(options).await,
+            Bench::Http => {
+                let mut reports = http::run(options).await?;
+                reports.extend(server::run(options).await?);
+                Ok(reports)
+            }
+            Bench::Serve => server::run(options).await,
             Bench::Member => member::run().await.map(|()| Vec::new()),
             Bench::All => {
                 Box::pin(async {

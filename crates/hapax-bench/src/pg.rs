@@ -12,7 +12,8 @@ use crate::harness::{Fallible, Missing};
 /// The scope of all claims.
 pub const SCOPE: &str = "bench";
 
-fn url() -> Fallible<String> {
+/// The URL of the PostgreSQL server.
+pub fn url() -> Fallible<String> {
     ["HAPAX_BENCH_POSTGRES_URL", "HAPAX_TEST_POSTGRES_URL"]
         .iter()
         .find_map(|name| std::env::var(name).ok().filter(|url| !url.is_empty()))

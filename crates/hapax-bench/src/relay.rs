@@ -172,8 +172,8 @@ impl Bus for Timed {
     async fn subscribe(&self, subscription: Subscription) -> hapax::Result<Box<dyn Subscriber>> {
         self.inner.subscribe(subscription).await
     }
-    async fn create_topic(&self, topic: &Topic, terms: TopicSettings) -> hapax::Result<bool> {
-        self.inner.create_topic(topic, terms).await
+    async fn create_topic(&self, topic: &Topic, settings: TopicSettings) -> hapax::Result<bool> {
+        self.inner.create_topic(topic, settings).await
     }
     async fn topic(&self, topic: &Topic) -> hapax::Result<Option<TopicInfo>> {
         self.inner.topic(topic).await

@@ -84,14 +84,14 @@ async fn round(
     execute(on, format!("delete from {s}.touch where week = {week}")).await?;
     execute(on, format!("insert into {s}.touch values ({week}, now() - interval '20 days')")).await?;
     execute(on, "checkpoint").await?;
-    let terms =
+    let settings =
         SweepSettings { retention: Duration::from_secs(7 * 86_400), batch_max: 10_000, dry_run: false };
     let load = Load::start(guard);
     tokio::time::sleep(WATCH).await;
     let before = quantile(&load.stop().await?, 0.99);
     let load = Load::start(guard);
     let start = Instant::now();
-    let swept = guard.ledger().sweep(terms).await?;
+    let swept = guard.ledger().sweep(settings).await?;
     let sweep = start.elapsed().as_secs_f64();
     tokio::time::sleep(WATCH.saturating_sub(start.elapsed())).await;
     let meanwhile = quantile(&load.stop().await?, 0.99);

@@ -176,14 +176,22 @@ pub enum Command {
     Modules(crate::modules::ModulesArgs),
     /// Publish a journal to a bus: every event at least once, each aggregate's in order
     Relay(Box<crate::relay::RelayArgs>),
+    /// Keep a search engine or a cache in step with records, make it anew, compare it
+    Project(Box<crate::project::ProjectArgs>),
     Serve(Box<crate::serve::ServeArgs>),
+    Probe(Box<crate::probe::ProbeArgs>),
     /// Ask the read model about records: each counted once, with the time up to which that holds
     Query(Box<crate::query::QueryArgs>),
+    /// Prove that a read model, a search index or a cache equals the records, without pausing anything
+    Verify(Box<crate::verify::VerifyArgs>),
+    /// Have Debezium carry records from PostgreSQL to a topic, for read models
+    Cdc(Box<crate::cdc::CdcArgs>),
+    Explain(Box<crate::explain::ExplainArgs>),
     /// Look at dead letters, run them again or drop them
     Dead(crate::letters::DeadArgs),
     /// Look at events that wait behind something unresolved, and release them
     Parked(crate::letters::ParkedArgs),
-    /// Check ledger, bus, topics and window; exit 1 if a promise cannot be kept, 3 if one cannot be reached
+    /// Check ledger, bus, topics, window and projection; exit 1 if a promise cannot be kept, 3 if one cannot be reached
     Doctor(crate::doctor::DoctorArgs),
     Filter(crate::filter::FilterArgs),
     /// Make, derive and read event ids

@@ -1,4 +1,7 @@
-//! `hapax doctor`: checks ledger, bus, topics and window at once.
+//! `hapax doctor`: checks ledger, bus, topics, window, journal, keys, records, read model, change data
+//! capture and projection at once.
+
+mod stores;
 
 use std::sync::Arc;
 
@@ -59,14 +62,19 @@ impl Report {
         self.looked.push(Looked { level, check: check.to_owned(), message });
     }
 
+    /// Records a promise that cannot be kept.
+    fn refuse(&mut self, check: &str, message: String) {
+        self.refused = true;
+        self.say("refusal", check, message);
+    }
+
     /// Records a check that could not be made. A mistake in the request itself is a refusal.
     fn failed(&mut self, check: &str, failure: &Failure) {
         if failure.is_dependency() {
             self.unreachable = true;
             self.say("unreachable", check, failure.message().to_owned());
         } else {
-            self.refused = true;
-            self.say("refusal", check, failure.message().to_owned());
+            self.refuse(check, failure.message().to_owned());
         }
     }
 }
@@ -108,6 +116,9 @@ pub async fn run(global: &Global, args: &DoctorArgs) -> Result<u8, Failure> {
     }
     let scope = args.scope.as_ref();
     look_together(&mut report, &config, scope, topics, ledger.as_deref(), bus.as_deref()).await;
+    stores::look(&mut report, global, &config).await;
+    look_at_cdc(&mut report, &config).await;
+    look_at_projection(&mut report, &config).await;
     print(global, &report)?;
     Ok(if report.unreachable {
         failure::DEPENDENCY
@@ -130,6 +141,24 @@ async fn look_at_bus(global: &Global, config: &Config) -> Result<Arc<dyn Bus>, F
     Ok(bus)
 }
 
+/// Checks change data capture where it is used.
+#[cfg(all(feature = "postgres", feature = "http"))]
+async fn look_at_cdc(report: &mut Report, config: &Config) {
+    let is_used =
+        config.cdc.connect_url.is_some() || config.analytics.source == hapax::analytics::Source::Debezium;
+    if !is_used || !config.journal.url.starts_with("postgres") {
+        return;
+    }
+    match crate::cdc::look::findings(config).await {
+        Ok(findings) => findings.iter().for_each(|finding| report.add(finding)),
+        Err(failure) => report.failed("cdc", &failure),
+    }
+}
+
+#[cfg(not(all(feature = "postgres", feature = "http")))]
+#[allow(clippy::unused_async)] // has the signature of the built-in one
+async fn look_at_cdc(_: &mut Report, _: &Config) {}
+
 /// Opens the window, if there is one, and queries it without the policy that would hide an outage.
 async fn look_at_window(config: &Config) -> Result<Option<Arc<dyn Window>>, Failure> {
     let Some(url) = &config.window.url else { return Ok(None) };
@@ -137,6 +166,17 @@ async fn look_at_window(config: &Config) -> Result<Option<Arc<dyn Window>>, Fail
     let nobody = Identity::new(Scope::new("hapax-doctor")?, EventId::new("hapax-doctor")?);
     hapax::open::window(url, settings)?.seen(&[nobody.into()]).await?;
     Ok(config.window(config.window.epoch.as_str())?)
+}
+
+/// Opens the projection, if there is one (projection.url).
+async fn look_at_projection(report: &mut Report, config: &Config) {
+    if config.projection.url.is_none() {
+        return;
+    }
+    match crate::project::projection(config, hapax::open::ProjectionUse::Run).await {
+        Ok(projection) => add_all(report, "projection", projection.check().await),
+        Err(failure) => report.failed("projection", &failure),
+    }
 }
 
 /// Checks that involve several parts: topics against the ledger's retention, the window, clocks,

@@ -9,7 +9,7 @@ use hapax::{Aggregate, Ledger, Scope, Tenant};
 
 use crate::cli::Global;
 use crate::failure::Failure;
-use crate::ledger::act::{ChangeArgs, carry_out, entries, targets};
+use crate::ledger::act::{ChangeArgs, carry_out, each_entry, targets};
 use crate::ledger::look::{PageArgs, ShowArgs, WhichArgs, list_page, show_if};
 use crate::ledger::open;
 
@@ -168,32 +168,33 @@ pub async fn skip(ledger: &dyn Ledger, args: &ChangeArgs) -> hapax::Result<Vec<(
 /// event without one.
 type Line = (Option<Tenant>, Scope, Option<Aggregate>, Option<Identity>);
 
-/// The first of the chosen parked events of each aggregate, and all those without an aggregate.
+/// The first of the chosen parked events of each aggregate, and all those without an aggregate; of more than
+/// the limit the first in the order of [`Line`].
 async fn lowest(ledger: &dyn Ledger, args: &ChangeArgs) -> hapax::Result<Vec<Entry>> {
-    let chosen = if args.all {
-        entries(ledger, &[State::Parked], &args.which, args.read_max).await?
-    } else {
-        let mut chosen = Vec::new();
-        for identity in targets(ledger, &[State::Parked], args).await? {
-            let entry = ledger.get(&identity, args.time).await?;
-            chosen.push(entry.ok_or_else(|| hapax::Error::NotFound(format!("no entry for {identity}")))?);
-        }
-        chosen
-    };
-    let mut first: BTreeMap<Line, Entry> = BTreeMap::new();
-    for entry in chosen {
+    let (mut first, most) = (BTreeMap::<Line, Entry>::new(), args.limit.unwrap_or(usize::MAX));
+    let seq = |entry: &Entry| entry.order.as_ref().map(|(_, seq)| *seq);
+    let mut look = |entry: Entry| {
         let Identity { tenant, scope, .. } = entry.identity.clone();
         let aggregate = entry.order.as_ref().map(|(aggregate, _)| aggregate.clone());
         let alone = aggregate.is_none().then(|| entry.identity.clone());
-        let seq = |entry: &Entry| entry.order.as_ref().map(|(_, seq)| *seq);
         let before = first.entry((tenant, scope, aggregate, alone)).or_insert_with(|| entry.clone());
         if seq(&entry) < seq(before) {
             *before = entry;
         }
+        // What is beyond the limit now is so at the end too: only what is before it can come.
+        if first.len() > most {
+            first.pop_last();
+        }
+    };
+    if args.all {
+        each_entry(ledger, &[State::Parked], &args.which, look).await?;
+    } else {
+        for identity in targets(ledger, &[State::Parked], args).await? {
+            let entry = ledger.get(&identity, args.time).await?;
+            look(entry.ok_or_else(|| hapax::Error::NotFound(format!("no entry for {identity}")))?);
+        }
     }
-    let mut first: Vec<_> = first.into_values().collect();
-    first.truncate(args.limit.unwrap_or(usize::MAX));
-    Ok(first)
+    Ok(first.into_values().collect())
 }
 
 async fn dead_heads(ledger: &dyn Ledger, parked: &Entry) -> hapax::Result<Vec<Entry>> {
@@ -215,5 +216,57 @@ async fn dead_heads(ledger: &dyn Ledger, parked: &Entry) -> hapax::Result<Vec<En
         if after.is_none() {
             return Ok(found);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use hapax::EventId;
+    use hapax::backend::memory::MemoryLedger;
+    use hapax::ledger::{Claim, Claims as _, LeaseSettings, Mode, OnDead, Order, OrderPolicy, Outcome};
+
+    use super::*;
+
+    fn claim(id: &str, seq: u64) -> Claim {
+        let identity =
+            Identity { tenant: None, scope: Scope::new("mailer").unwrap(), id: EventId::new(id).unwrap() };
+        let settings = LeaseSettings { lease: Duration::from_secs(600), attempts_max: 5, alone: true };
+        let mut claim = Claim::new(identity, Mode::Lease(settings));
+        let aggregate = Aggregate::new("order-17").unwrap();
+        claim.order = Some(Order { aggregate, seq, policy: OrderPolicy::Latest, on_dead: OnDead::Park });
+        claim.hold = true;
+        claim
+    }
+
+    /// Entries are listed by id, 500 at a time. The event that all others wait behind is the last of three pages.
+    #[tokio::test]
+    async fn the_lowest_parked_event_is_found_however_many_are_listed_before_it() {
+        let ledger = MemoryLedger::default();
+        let head = ledger.claim(&[claim("head", 1)]).await.unwrap().pop().unwrap().unwrap();
+        assert!(matches!(head, Outcome::First(_)));
+        let mut parked: Vec<_> = (0..1_100).map(|n| claim(&format!("a-{n:05}"), 3 + n)).collect();
+        parked.push(claim("zz", 2));
+        for outcome in ledger.claim(&parked).await.unwrap() {
+            assert_eq!(outcome.unwrap().name(), "parked");
+        }
+        let args = ChangeArgs {
+            which: WhichArgs { scope: Some(Scope::new("mailer").unwrap()), ..WhichArgs::default() },
+            all: true,
+            time: None,
+            limit: Some(1),
+            reason: "fixed".into(),
+            by: None,
+            dry_run: false,
+            yes: true,
+            ids: Vec::new(),
+        };
+        let steps = skip(&ledger, &args).await.unwrap();
+        assert_eq!(steps.len(), 1);
+        assert_eq!(steps[0].1.id.as_str(), "zz");
+        // Whatever is chosen one by one comes in the same order.
+        let first = targets(&ledger, &[State::Parked], &args).await.unwrap();
+        assert_eq!(first[0].id.as_str(), "zz");
     }
 }

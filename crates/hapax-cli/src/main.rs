@@ -4,6 +4,7 @@
 //! Each group of commands has its own file or folder; `cli` has the shared flags, `failure` the
 //! errors that end a command.
 
+mod cdc;
 mod cli;
 mod completions;
 mod config;
@@ -11,6 +12,7 @@ mod consume;
 #[cfg(unix)]
 mod demo;
 mod doctor;
+mod explain;
 mod exporters;
 mod failure;
 mod filter;
@@ -23,13 +25,16 @@ mod lines;
 mod modules;
 mod open;
 mod print;
+mod probe;
 mod produce;
+mod project;
 mod query;
 mod relay;
 mod serve;
 mod signal;
 mod token;
 mod traces;
+mod verify;
 mod who;
 
 use std::process::ExitCode;
@@ -73,12 +78,17 @@ fn run(cli: Cli) -> Result<u8, Failure> {
         #[cfg(unix)]
         Command::DemoWorker(args) => runtime.block_on(demo::run_worker(&args)),
         Command::Consume(args) => runtime.block_on(consume::run(global, &args, &gate, metrics.as_ref())),
+        Command::Project(args) => runtime.block_on(project::run(global, &args, &gate, metrics.as_ref())),
         Command::Produce(args) => runtime.block_on(produce::run(global, &args)),
         Command::Journal(args) => runtime.block_on(journal::run(global, &args)),
         Command::Modules(args) => runtime.block_on(modules::run(global, &args)),
         Command::Relay(args) => runtime.block_on(relay::run(global, &args, &gate, metrics.as_ref())),
         Command::Serve(args) => runtime.block_on(serve::run(global, &args, &gate, metrics.as_ref())),
+        Command::Probe(args) => runtime.block_on(probe::run(global, &args)),
+        Command::Cdc(args) => runtime.block_on(cdc::run(global, &args)),
+        Command::Verify(args) => runtime.block_on(verify::run(global, &args)),
         Command::Query(args) => runtime.block_on(query::run(global, &args)),
+        Command::Explain(args) => runtime.block_on(explain::run(global, &args)),
         Command::Dead(args) => runtime.block_on(letters::dead(global, &args)),
         Command::Parked(args) => runtime.block_on(letters::parked(global, &args)),
         Command::Doctor(args) => runtime.block_on(doctor::run(global, &args)),

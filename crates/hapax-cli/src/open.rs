@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use hapax::access::Access;
 use hapax::analytics::ReadModel;
+use hapax::backend::sqlite::{SqliteJournal, SqliteRecords};
 use hapax::bus::{Bus, TopicSettings};
 use hapax::config::{Config, sqlite_path};
 use hapax::keyed::Keys;
 use hapax::open::Pools;
+use hapax::records::{Records, Snapshot};
 use hapax::{Journal, Ledger, Topic, open};
 
 use crate::cli::Global;
@@ -26,11 +28,19 @@ pub async fn ledger(config: &Config, pools: &Pools) -> Result<Arc<dyn Ledger>, F
     Ok(open::ledger_with(&config.ledger.url, &settings).await?)
 }
 
-/// Opens the read model of records, if there is one; creates an embedded one if it is missing.
-pub fn read_model(config: &Config) -> Result<Option<Arc<dyn ReadModel>>, Failure> {
+/// Opens the read model of records, if there is one; creates its file or its tables if they are missing. A
+/// server that is away is waited for by the feed; one that refuses, or has other tables, ends the start.
+pub async fn read_model(config: &Config) -> Result<Option<Arc<dyn ReadModel>>, Failure> {
     let Some(url) = &config.analytics.url else { return Ok(None) };
     make_room(config, sqlite_path(url), "read model")?;
-    Ok(Some(open::read_model(url)?))
+    let model = open::read_model(url)?;
+    match model.partitions().await {
+        Err(error) if error.is_retryable() => {
+            tracing::warn!(target: "hapax", error = %error.chain(), "the read model does not answer; the feed waits for it");
+        }
+        other => drop(other?),
+    }
+    Ok(Some(model))
 }
 
 /// Opens the read model to look into it. A missing one is not created.
@@ -57,19 +67,11 @@ pub async fn journal(config: &Config, pools: &Pools) -> Result<Arc<dyn Journal>,
 /// Opens the journal to inspect or maintain it. A missing one is a mistake in the name, so it is
 /// not created.
 pub async fn existing_journal(global: &Global, config: &Config) -> Result<Arc<dyn Journal>, Failure> {
-    if let Some(path) = journal_path(&config.journal.url) {
-        // An empty directory is not a journal yet.
-        let is_there = if path.is_dir() {
-            std::fs::read_dir(path).is_ok_and(|mut files| files.next().is_some())
-        } else {
-            path.exists()
-        };
-        if !is_there {
-            let flags = global.given(&["--data", "--journal"]);
-            let told =
-                format!("there is no journal at {}; `hapax{flags} journal append` makes one", path.display());
-            return Err(Failure::dependency("unavailable", told));
-        }
+    if let Some(path) = missing_journal(&config.journal.url) {
+        let flags = global.given(&["--data", "--journal"]);
+        let told =
+            format!("there is no journal at {}; `hapax{flags} journal append` makes one", path.display());
+        return Err(Failure::dependency("unavailable", told));
     }
     open_journal(config, &Pools::default()).await
 }
@@ -104,6 +106,66 @@ pub async fn kept_access(
 ) -> Result<Arc<dyn Access>, Failure> {
     let Some(url) = &config.keys.maintenance_url else { return Ok(Arc::clone(access)) };
     Ok(open::access_with(url, &maintenance_settings(config, pools)).await?)
+}
+
+/// Opens the records of all tenants to read them, with the role that looks after all of them, if one is
+/// named (keys.maintenance_url). Missing ones are not created.
+pub async fn records_of_all(global: &Global, config: &Config) -> Result<Arc<dyn Snapshot>, Failure> {
+    config.records_in_one_database()?;
+    let flags = global.given(&["--data", "--journal"]);
+    if let Some(file) = sqlite_path(&config.journal.url).filter(|file| !file.exists()) {
+        let told = format!(
+            "there is no journal, and so no record, at {}; `hapax{flags} modules create SLUG` makes one",
+            file.display()
+        );
+        return Err(Failure::dependency("unavailable", told));
+    }
+    let url = config.keys.maintenance_url.as_ref().unwrap_or(&config.journal.url);
+    let opened = open::snapshot_with(url, &maintenance_settings(config, &Pools::default())).await;
+    opened.map_err(|error| Failure::from(error).with_flags(&flags))
+}
+
+/// Opens records to look at them. Makes nothing.
+pub async fn existing_records(config: &Config) -> hapax::Result<Arc<dyn Records>> {
+    let settings = config.journal_settings();
+    match sqlite_path(&config.journal.url) {
+        Some(path) => {
+            let journal = SqliteJournal::open_existing(path, settings.journal)?;
+            Ok(Arc::new(SqliteRecords::open_existing(&journal)?))
+        }
+        None => existing_postgres_records(config, settings).await,
+    }
+}
+
+#[cfg(feature = "postgres")]
+async fn existing_postgres_records(
+    config: &Config,
+    settings: open::OpenSettings,
+) -> hapax::Result<Arc<dyn Records>> {
+    use hapax::backend::postgres::{PgJournal, PgJournalSettings, PgRecords, PgRecordsSettings};
+    let mut of_journal = PgJournalSettings::from(settings.journal);
+    of_journal.schema = settings.schema;
+    of_journal.acquire_timeout = settings.acquire_timeout;
+    (of_journal.migrate, of_journal.pool_max, of_journal.refuse) = (open::Migrate::Check, 1, false);
+    let journal = PgJournal::connect(&config.journal.url, of_journal).await?;
+    let mut of_records = PgRecordsSettings::default();
+    of_records.accept_bypass = true; // looking is always allowed
+    Ok(Arc::new(PgRecords::open(&journal, of_records).await?))
+}
+
+#[cfg(not(feature = "postgres"))]
+#[allow(clippy::unused_async)] // has the signature of the built-in one
+async fn existing_postgres_records(_: &Config, _: open::OpenSettings) -> hapax::Result<Arc<dyn Records>> {
+    Err(hapax::Error::NotBuiltIn { what: "PostgreSQL", feature: "postgres" })
+}
+
+/// Where a journal in a file or a directory would be, if it is not there.
+pub fn missing_journal(url: &str) -> Option<&Path> {
+    journal_path(url).filter(|path| {
+        // An empty directory is not a journal yet.
+        let has_files = || std::fs::read_dir(path).is_ok_and(|mut files| files.next().is_some());
+        !(if path.is_dir() { has_files() } else { path.exists() })
+    })
 }
 
 /// The file or directory of a journal, if it has one.

@@ -40,6 +40,17 @@ pub fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> Result<(
     line(&table_rows(heads, rows).join("\n"))
 }
 
+/// Prints an object: as JSON, or as a table of the fields that it has.
+pub fn fields(as_json: bool, object: &serde_json::Value) -> Result<(), Failure> {
+    if as_json {
+        return json(object);
+    }
+    let there = object.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
+    let text = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), escaped);
+    let rows: Vec<[String; 2]> = there.map(|(name, value)| [name.clone(), text(value)]).collect();
+    table(["field", "value"], &rows)
+}
+
 /// The heading and the rows of a table as texts, for callers that print something between them.
 pub fn table_rows<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> Vec<String> {
     table_text(heads, rows, width())
@@ -153,12 +164,12 @@ pub fn escaped(text: &str) -> String {
     hapax::id::Visible(text).to_string()
 }
 
-/// Fails if there is no terminal to ask on. `why` says what the question is about.
-pub fn can_ask(why: &str) -> Result<(), Failure> {
+/// Fails if there is no terminal to ask on. `reason` says what the question is about.
+pub fn can_ask(reason: &str) -> Result<(), Failure> {
     if std::io::stdin().is_terminal() {
         return Ok(());
     }
-    Err(Failure::config(format!("{why}: give --yes (there is no terminal to ask on)")))
+    Err(Failure::config(format!("{reason}: give --yes (there is no terminal to ask on)")))
 }
 
 /// Asks for confirmation. Anything but a clear yes is no.

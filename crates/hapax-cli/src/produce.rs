@@ -216,8 +216,8 @@ fn refused(batch: &Batch, place: usize, answers: Vec<hapax::Result<Origin>>, cou
         |answers: &[hapax::Result<Origin>]| answers.iter().filter(|answer| answer.is_ok()).count() as u64;
     let behind = taken(&answers[place..]);
     counts.published += taken(&answers);
-    let why = answers.into_iter().nth(place).and_then(Result::err);
-    let failure = why.map_or_else(|| Failure::input("the bus refuses it"), Failure::from);
+    let reason = answers.into_iter().nth(place).and_then(Result::err);
+    let failure = reason.map_or_else(|| Failure::input("the bus refuses it"), Failure::from);
     if behind == 0 {
         return failure.about(&batch.line(place));
     }
@@ -346,8 +346,8 @@ mod tests {
         async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {
             self.bus.subscribe(subscription).await
         }
-        async fn create_topic(&self, topic: &Topic, terms: TopicSettings) -> Result<bool> {
-            self.bus.create_topic(topic, terms).await
+        async fn create_topic(&self, topic: &Topic, settings: TopicSettings) -> Result<bool> {
+            self.bus.create_topic(topic, settings).await
         }
         async fn topic(&self, topic: &Topic) -> Result<Option<TopicInfo>> {
             self.bus.topic(topic).await

@@ -154,10 +154,10 @@ impl Access for MemoryAccess {
             .collect())
     }
 
-    async fn sweep(&self, terms: &AuditSweep) -> Result<SweptAudit> {
-        terms.check()?;
+    async fn sweep(&self, settings: &AuditSweep) -> Result<SweptAudit> {
+        settings.check()?;
         let mut store = self.store();
-        let Some(plan) = terms.plan(store.pace, self.0.clock.now()) else {
+        let Some(plan) = settings.plan(store.pace, self.0.clock.now()) else {
             return Ok(SweptAudit { skipped: true, ..SweptAudit::default() });
         };
         store.pace = Some(plan.pace);

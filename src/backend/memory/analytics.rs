@@ -7,24 +7,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 
 use crate::analytics::{
-    Block, Change, Groups, ListPage, PartitionSync, ReadModel, RejectedEntry, Selection, Synced, Tally,
+    Block, Change, Groups, ListPage, PartitionSync, ReadModel, RejectedEntry, Row, Selection, Synced, Tally,
     Tallying, Uuid, Version, earliest, held_back,
 };
 use crate::bus::Partition;
 use crate::clock::{Clock, SystemClock, Time};
 use crate::error::Result;
 use crate::id::Topic;
-use crate::records::{Filling, Listed, ModuleSlug, Record};
+use crate::records::{Filling, Listed, ModuleSlug, Name, Payload, Record, Scan};
 
 /// A read model in memory. Clones share it.
 #[derive(Debug, Clone)]
 pub struct MemoryReadModel {
     clock: Arc<dyn Clock>,
+    id: Uuid,
     store: Arc<Mutex<Store>>,
 }
-
-/// Tenant, module, id.
-type Name = (Uuid, ModuleSlug, Uuid);
 
 #[derive(Debug, Default)]
 struct Store {
@@ -43,7 +41,7 @@ impl Default for MemoryReadModel {
 impl MemoryReadModel {
     /// An empty one on a clock of your own.
     pub fn with_clock(clock: Arc<dyn Clock>) -> Self {
-        MemoryReadModel { clock, store: Arc::default() }
+        MemoryReadModel { clock, id: Uuid::new_v4(), store: Arc::default() }
     }
 
     fn store(&self) -> MutexGuard<'_, Store> {
@@ -54,8 +52,7 @@ impl MemoryReadModel {
 impl Store {
     fn apply(&mut self, block: &Block) {
         for change in &block.changes {
-            let name = (change.tenant, change.module.clone(), change.id);
-            let row = self.rows.entry(name).or_insert_with(|| change.clone());
+            let row = self.rows.entry(Name::of(change)).or_insert_with(|| change.clone());
             if change.version > row.version {
                 row.clone_from(change);
             }
@@ -69,8 +66,13 @@ impl Store {
         }
         for (rejected, pulse) in &block.rejected {
             let place = (block.partition.clone(), rejected.origin.offset);
-            let entry = || RejectedEntry::new(rejected.clone(), (*pulse).or(before));
-            self.rejected.entry(place).or_insert_with(entry);
+            let entry = RejectedEntry::new(rejected.clone(), (*pulse).or(before));
+            let noted = self.rejected.entry(place).or_insert_with(|| entry.clone());
+            // What holds everybody back may have the place of what held one tenant back.
+            if rejected.tenant.is_none() && noted.rejected.tenant.take().is_some() {
+                noted.rejected.reason = format!("{}; {}", noted.rejected.reason, rejected.reason);
+                noted.holds_back = noted.holds_back.min(entry.holds_back);
+            }
         }
         if let Some(end) = block.end() {
             self.offsets.insert(block.partition.clone(), end);
@@ -83,7 +85,7 @@ impl Store {
         of: &'s Selection,
         after: Option<Uuid>,
     ) -> impl Iterator<Item = Record> + use<'s> {
-        let name = |id| (of.tenant, of.module.clone(), id);
+        let name = |id| Name { tenant: of.tenant, module: of.module.clone(), id };
         let begin = after.map_or_else(|| Bound::Included(name(Uuid::nil())), |id| Bound::Excluded(name(id)));
         let rows = self.rows.range((begin, Bound::Included(name(Uuid::max()))));
         rows.filter(move |(_, row)| of.since.is_none_or(|since| row.updated_at >= since)).filter_map(
@@ -138,6 +140,21 @@ impl ReadModel for MemoryReadModel {
         Ok(tallying.done())
     }
 
+    async fn scan(&self, scan: &Scan) -> Result<Vec<Row>> {
+        let store = self.store();
+        let begin = scan.after.clone().map_or(Bound::Unbounded, Bound::Excluded);
+        let wanted = |change: &&Change| {
+            scan.tenant.is_none_or(|tenant| tenant == change.tenant)
+                && scan.module.as_ref().is_none_or(|module| *module == change.module)
+        };
+        let rows = store.rows.range((begin, Bound::Unbounded)).map(|(_, change)| change).filter(wanted);
+        let live = rows.filter_map(|change| change.payload.as_ref().map(|payload| (change, payload)));
+        let row = |(change, payload): (&Change, &Payload)| {
+            Row::new(Name::of(change), change.version, payload.as_str().as_bytes())
+        };
+        live.take(scan.limit).map(row).collect()
+    }
+
     async fn last_sync_at(&self, tenant: Uuid) -> Result<Option<Time>> {
         let store = self.store();
         let complete = earliest(store.topics.values().map(|topic| topic.complete));
@@ -146,7 +163,8 @@ impl ReadModel for MemoryReadModel {
     }
 
     async fn version(&self, tenant: Uuid, module: &ModuleSlug, id: Uuid) -> Result<Option<Version>> {
-        Ok(self.store().rows.get(&(tenant, module.clone(), id)).map(|row| row.version))
+        let name = Name { tenant, module: module.clone(), id };
+        Ok(self.store().rows.get(&name).map(|row| row.version))
     }
 
     async fn partitions(&self) -> Result<Vec<PartitionSync>> {
@@ -168,6 +186,10 @@ impl ReadModel for MemoryReadModel {
 
     async fn drop_rejected(&self, partition: &Partition, offset: i64) -> Result<bool> {
         Ok(self.store().rejected.remove(&(partition.clone(), offset)).is_some())
+    }
+
+    async fn id(&self) -> Result<Option<Uuid>> {
+        Ok(Some(self.id))
     }
 
     async fn now(&self) -> Result<Time> {

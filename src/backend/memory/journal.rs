@@ -195,8 +195,8 @@ impl Journal for MemoryJournal {
         Ok(())
     }
 
-    async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
-        let cutoff = self.0.clock.now().minus(terms.older_than);
+    async fn sweep(&self, settings: &JournalSweep) -> Result<u64> {
+        let cutoff = self.0.clock.now().minus(settings.older_than);
         let mut store = self.store();
         let relays: Vec<_> = store.relays.values().cloned().collect();
         let Some(up_to) = swept_up_to(&relays) else { return Ok(0) };
@@ -206,10 +206,10 @@ impl Journal for MemoryJournal {
             .range(..=up_to.number())
             .map(|(_, stored)| stored)
             .filter(may_go)
-            .take(terms.batch_max)
+            .take(settings.batch_max)
             .cloned()
             .collect();
-        if !terms.dry_run {
+        if !settings.dry_run {
             for stored in &going {
                 store.remove(stored);
             }

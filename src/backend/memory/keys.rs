@@ -160,13 +160,13 @@ impl Keys for MemoryKeys {
             .collect())
     }
 
-    async fn sweep(&self, terms: &KeySweep) -> Result<SweptKeys> {
-        terms.check()?;
+    async fn sweep(&self, settings: &KeySweep) -> Result<SweptKeys> {
+        settings.check()?;
         let mut store = self.store();
-        let Some(plan) = terms.plan(store.pace, self.0.clock.now()) else {
+        let Some(plan) = settings.plan(store.pace, self.0.clock.now()) else {
             return Ok(SweptKeys { skipped: true, ..SweptKeys::default() });
         };
-        if terms.dry_run {
+        if settings.dry_run {
             let old = |horizon| store.rows.values().filter(|row| row.is_old(horizon)).count();
             let keys = plan.horizon.map_or(0, old) as u64;
             return Ok(SweptKeys { keys, skipped: false, paused_until: plan.pace.paused_until });
@@ -178,7 +178,7 @@ impl Keys for MemoryKeys {
             store.rows.retain(|_, row| !row.is_old(horizon));
         }
         let keys = (before - store.rows.len()) as u64;
-        terms.forgot(keys);
+        settings.forgot(keys);
         Ok(SweptKeys { keys, skipped: false, paused_until: plan.pace.paused_until })
     }
 

@@ -1,7 +1,7 @@
-//! Appends events: claims their ids, leaves a note, commits, writes the index.
+//! Appends events: claims their ids, announces itself, commits, writes the index.
 //!
 //! An append may be killed at any point. Before the commit nothing has happened, and no number is
-//! used up. After it the event is in the journal, and the next reader finds the note and writes the
+//! used up. After it the event is in the journal, and the next reader finds the pending append and writes the
 //! index.
 
 use std::collections::HashMap;
@@ -23,14 +23,14 @@ use crate::journal::{AggregateOf, Append, Appended, Placed, Placing, Position, R
 
 /// How often an append tries again after losing a slot. Another append has won each time, so all
 /// get through.
-const TRIES_MAX: u32 = 1000;
+const ATTEMPTS_MAX: u32 = 1000;
 
 /// How often a slot may be reported as taken although nothing is there.
 const IN_VAIN_MAX: u32 = 20;
 
-/// A note that an append is under way, and the slot at which it will commit, if at all.
+/// A pending append, and the slot at which it will commit, if at all.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Note {
+pub(super) struct PendingAppend {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) tenant: Option<String>,
     pub(super) aggregate: String,
@@ -41,7 +41,7 @@ pub(super) struct Note {
     pub(super) ms: u64,
 }
 
-impl Note {
+impl PendingAppend {
     pub(super) fn slot(&self) -> Slot {
         Slot { seq: self.seq, void: self.void }
     }
@@ -50,7 +50,7 @@ impl Note {
         let tenant = self.tenant.as_deref().map(Tenant::new).transpose();
         match (tenant, Aggregate::new(&self.aggregate)) {
             (Ok(tenant), Ok(aggregate)) => Ok(AggregateOf { tenant, aggregate }),
-            _ => Err(Error::Corrupt(format!("a note names the aggregate {:?}", self.aggregate))),
+            _ => Err(Error::Corrupt(format!("a pending append names the aggregate {:?}", self.aggregate))),
         }
     }
 }
@@ -76,7 +76,7 @@ impl Inner {
             None => (self.tail(&of).await?, true),
         };
         let mut in_vain = 0;
-        for _ in 0..TRIES_MAX {
+        for _ in 0..ATTEMPTS_MAX {
             if !looked && append.expected.check(tail.head()).is_err() {
                 tail = self.catch_up(&of, tail, append, &mut claims).await?;
                 looked = true;
@@ -111,7 +111,10 @@ impl Inner {
                 }
             }
         }
-        Err(Error::Contended { what: format!("{of}: others were quicker {TRIES_MAX} times"), source: None })
+        Err(Error::Contended {
+            what: format!("{of}: others were quicker {ATTEMPTS_MAX} times"),
+            source: None,
+        })
     }
 
     /// If the caller numbers events, every event must have a seq.
@@ -233,27 +236,27 @@ impl Inner {
         if !self.reserve(of, tail, &link, first).await? {
             return Ok(Commit::Lost);
         }
-        let note = self.leave_note(&link, tail).await?;
+        let pending = self.announce(&link, tail).await?;
         crash_point!("journal.object.noted");
-        // Later than anything that a reader who did not see the note can have returned.
+        // Later than anything that a reader who did not see the pending append can have returned.
         let now = self.objects.now().await?;
         link.ms = self.take_ms((millis(now.high) + 1 + self.objects.skew_ms()).max(tail.ms + 1));
         link.previous_ms = tail.ms;
         link.at = now.about.as_micros();
         let won = self.take_place(of, tail.next, &link).await?;
         if !won {
-            self.drop_note(&note).await;
+            self.remove_pending(&pending).await;
             return Ok(Commit::Lost);
         }
         crash_point!("journal.object.committed");
         self.see_tail(of, link.tail(tail.next));
         let entry = Entry::new(of, tail.next, link.ms, link.count);
-        self.finish(of, tail.next, &link, &entry, &note).await;
+        self.finish(of, tail.next, &link, &entry, &pending).await;
         Ok(Commit::Done(entry))
     }
 
-    async fn leave_note(&self, link: &Link, tail: Tail) -> Result<String> {
-        let note = Note {
+    async fn announce(&self, link: &Link, tail: Tail) -> Result<String> {
+        let pending = PendingAppend {
             tenant: link.tenant.clone(),
             aggregate: link.aggregate.clone(),
             seq: tail.next.seq,
@@ -263,13 +266,13 @@ impl Inner {
         };
         let since = millis(self.objects.now().await?.low);
         let name = name::pending(since, &link.nonce);
-        self.objects.put(&name, json(&note)?).await?;
+        self.objects.put(&name, json(&pending)?).await?;
         Ok(name)
     }
 
-    async fn drop_note(&self, note: &str) {
-        if let Err(e) = self.objects.delete(note).await {
-            tracing::debug!("a note of an append stays until someone reads the journal: {}", e.chain());
+    async fn remove_pending(&self, pending: &str) {
+        if let Err(e) = self.objects.delete(pending).await {
+            tracing::debug!("a pending append stays until someone reads the journal: {}", e.chain());
         }
     }
 
@@ -292,14 +295,14 @@ impl Inner {
         Err(Error::Contended { what: format!("appending to {of}"), source: None })
     }
 
-    /// The steps after a commit. If one fails, the note stays, and the next reader does them.
-    async fn finish(&self, of: &AggregateOf, slot: Slot, link: &Link, entry: &Entry, note: &str) {
+    /// The steps after a commit. If one fails, the pending append stays, and the next reader does them.
+    async fn finish(&self, of: &AggregateOf, slot: Slot, link: &Link, entry: &Entry, pending: &str) {
         if let Err(e) = self.objects.put(&entry.name(), bytes::Bytes::new()).await {
             tracing::warn!("an append to {of} is in the journal but not in its index yet: {}", e.chain());
             return;
         }
         crash_point!("journal.object.indexed");
-        self.drop_note(note).await;
+        self.remove_pending(pending).await;
         crash_point!("journal.object.done");
         self.leave_hint(of, slot, link.count).await;
         self.settle(of, link.tail(slot)).await;

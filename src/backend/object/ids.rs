@@ -29,7 +29,7 @@ pub(super) const WINDOW: u64 = 256;
 
 /// How often an id's intents are read. Each repetition means that another writer wrote or barred
 /// one.
-const TRIES_MAX: u32 = 1000;
+const ATTEMPTS_MAX: u32 = 1000;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Intent {
@@ -70,7 +70,7 @@ impl Inner {
     pub(super) async fn claim(&self, of: &AggregateOf, id: &EventId, tail: Tail) -> Result<Claim> {
         let mut from = tail.next.seq;
         let mut number = 0;
-        for _ in 0..TRIES_MAX {
+        for _ in 0..ATTEMPTS_MAX {
             let since = self.objects.now().await?.low;
             if self.intend(of, id, number, from).await? {
                 if number == 0 || self.is_intended(of.tenant.as_ref(), id, number - 1).await? {

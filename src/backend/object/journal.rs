@@ -271,8 +271,8 @@ impl Journal for ObjectJournal {
         self.0.wait(after, at_most).await
     }
 
-    async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
-        self.0.sweep(terms).await
+    async fn sweep(&self, settings: &JournalSweep) -> Result<u64> {
+        self.0.sweep(settings).await
     }
 
     async fn stat(&self) -> Result<JournalStat> {

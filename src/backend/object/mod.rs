@@ -3,7 +3,7 @@
 //! ```text
 //! meta                                    which journal this is
 //! id/TENANT/ID_.N                         an intent: to which chain an id goes           1. before the commit
-//! pending/MS.NONCE                        a note: an append is under way                 2. before the commit, gone at the end
+//! pending/MS.NONCE                        a pending append                               2. before the commit, gone at the end
 //! aggregate/TENANT/AGGREGATE/SEQ.V.link   the events of one append, numbered from SEQ    3. the commit: created once
 //! index/…/MS.SEQ.V.HASH.COUNT_.…          its place in the order of all                  4. after the commit
 //! head/TENANT/AGGREGATE                   a hint where the chain ends, now and then
@@ -17,13 +17,13 @@
 //! reads a chain to its end, decides, and creates the object at the next slot, which succeeds only
 //! if nothing has changed. So checking, numbering and storing are one atomic step. An append killed
 //! before that has changed nothing and used up no number. If it is killed afterwards, the event is
-//! in the journal, and the next reader finds the note and completes the index. A link's name must
+//! in the journal, and the next reader finds the pending append and completes the index. A link's name must
 //! therefore never become free again: a sweep removes the events from a link but keeps the link,
 //! about 200 bytes per append, for ever. However long ago a writer has looked, it finds its slot
 //! taken.
 //!
 //! An entry's position in the index is a time of the *store's* clock, never the event's own time.
-//! It is later than any moment at which a reader can have missed the note. `read.rs` explains why a
+//! It is later than any moment at which a reader can have missed the pending append. `read.rs` explains why a
 //! reader that follows the index gets every event. On S3, readers therefore get an event about a
 //! third of a second after it was appended (`skew` plus the uncertainty of the clock); in a
 //! directory they get it at once. If clocks differ by more than `skew`, an entry can appear behind a
@@ -34,7 +34,7 @@
 //! | call | requests |
 //! |---|---|
 //! | opening | 10, or 12 for a new one (test two names and remove them, look for old ones, read the id) |
-//! | `append` of n new events | n + 4 (an intent each, note, link, index, removal of the note); a repeat 5 per event |
+//! | `append` of n new events | n + 4 (an intent each, `pending/`, link, index, removal of `pending/`); a repeat 5 per event |
 //! | … the first time in a process for an aggregate | + 2 or 3 (hint, listing, last link) |
 //! | … when another process was faster | + about 6 each time |
 //! | … with the allocator in PostgreSQL | + 2 statements; the first time 1 statement instead of the hint |

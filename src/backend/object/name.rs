@@ -136,7 +136,7 @@ pub(super) fn intent_number(name: &str) -> Result<u32> {
     name.rsplit_once(BETWEEN).and_then(|(_, number)| number.parse().ok()).ok_or_else(|| foreign(name))
 }
 
-/// A note that an append is under way, since this millisecond at the earliest.
+/// A pending append, since this millisecond at the earliest.
 pub(super) fn pending(since_ms: u64, nonce: &str) -> String {
     format!("{PENDING}{since_ms:013}.{nonce}")
 }

@@ -70,8 +70,8 @@ async fn list_in_order(objects: &dyn Objects, prefix: &str, earlier: &str, later
     Err(refused(objects, needed))
 }
 
-fn refused(objects: &dyn Objects, why: &str) -> Error {
-    let what = format!("{} cannot keep a journal or an archive: {why}", objects.about());
+fn refused(objects: &dyn Objects, reason: &str) -> Error {
+    let what = format!("{} cannot keep a journal or an archive: {reason}", objects.about());
     Error::Refused { what, source: None }
 }
 

@@ -1,15 +1,15 @@
 //! Follows the index.
 //!
-//! An append first leaves a note, then gets its index time, which is later than the store's clock
-//! when the note was written. So a reader that lists the notes at some moment knows all appends
+//! An append first announces itself, then gets its index time, which is later than the store's clock
+//! when the pending append was written. So a reader that lists pending appends at some moment knows all appends
 //! that can still get an earlier index time. Up to that moment, and up to the oldest of those
-//! notes, nothing new can appear: that far the reader returns the index. It does not wait for a
-//! note whose writer is gone. If that append was committed, the reader writes its index entry; if
+//! pending appends, nothing new can appear: that far the reader returns the index. It does not wait for a
+//! pending append whose writer is gone. If that append was committed, the reader writes its index entry; if
 //! not, the reader takes the slot with a void.
 
 use std::time::Duration;
 
-use super::append::{Note, millis};
+use super::append::{PendingAppend, millis};
 use super::chain::{Link, PAGE};
 use super::ids::json;
 use super::journal::Inner;
@@ -20,8 +20,8 @@ use crate::journal::{AggregateOf, Filling, Position, ReadBatch};
 
 /// How long a read waits for the store's clock to pass the index time of a recent append.
 const SETTLE_MAX: Duration = Duration::from_secs(3);
-/// Readers leave younger notes to their writers.
-const NOTE_AGE_MS: u64 = 500;
+/// Readers leave younger pending appends to their writers.
+const PENDING_AGE_MS: u64 = 500;
 
 /// How far the index is final: up to there nothing new can appear.
 struct Final {
@@ -104,49 +104,49 @@ impl Inner {
     /// How far the index is final. Finishes appends that have been under way for too long.
     async fn up_to(&self) -> Result<Final> {
         let now = millis(self.objects.now().await?.low);
-        let notes = self.objects.list(name::PENDING, name::PENDING, PAGE).await?;
+        let listed = self.objects.list(name::PENDING, name::PENDING, PAGE).await?;
         let mut up_to = now;
         let mut under_way = false;
-        for note in &notes {
-            let since = name::pending_since(&note.name)?;
-            if since + NOTE_AGE_MS < now && self.bring_to_an_end(&note.name, since, now).await? {
+        for pending in &listed {
+            let since = name::pending_since(&pending.name)?;
+            if since + PENDING_AGE_MS < now && self.bring_to_an_end(&pending.name, since, now).await? {
                 continue;
             }
             up_to = up_to.min(since);
             under_way = true;
         }
-        if notes.len() == PAGE
-            && let Some(last) = notes.last()
+        if listed.len() == PAGE
+            && let Some(last) = listed.last()
         {
             up_to = up_to.min(name::pending_since(&last.name)?);
         }
         Ok(Final { now, up_to, under_way })
     }
 
-    /// Finishes the append of a note for its writer. Returns false if it is too early.
-    async fn bring_to_an_end(&self, note_name: &str, since: u64, now: u64) -> Result<bool> {
-        let Some(body) = self.objects.get(note_name).await? else { return Ok(true) }; // finished already
-        let note: Note = serde_json::from_slice(&body)
-            .map_err(|e| Error::Corrupt(format!("{note_name} is no note: {e}")))?;
-        let of = note.of()?;
-        match self.link(&of, note.slot()).await? {
-            Some(link) if link.nonce == note.nonce => {
-                let entry = Entry::new(&of, note.slot(), link.ms, link.count);
+    /// Finishes a pending append for its writer. Returns false if it is too early.
+    async fn bring_to_an_end(&self, pending_name: &str, since: u64, now: u64) -> Result<bool> {
+        let Some(body) = self.objects.get(pending_name).await? else { return Ok(true) }; // finished already
+        let pending: PendingAppend = serde_json::from_slice(&body)
+            .map_err(|e| Error::Corrupt(format!("{pending_name} is no pending append: {e}")))?;
+        let of = pending.of()?;
+        match self.link(&of, pending.slot()).await? {
+            Some(link) if link.nonce == pending.nonce => {
+                let entry = Entry::new(&of, pending.slot(), link.ms, link.count);
                 self.objects.put(&entry.name(), bytes::Bytes::new()).await?;
                 crash_point!("journal.object.repaired");
             }
             Some(_) => {}
             None if since + self.grace_ms() > now => return Ok(false),
             None => {
-                let slot = note.slot();
-                let void = Link::void(&of, slot, note.ms, Vec::new());
+                let slot = pending.slot();
+                let void = Link::void(&of, slot, pending.ms, Vec::new());
                 if !self.objects.create(&name::link(&of, slot), json(&void)?).await? {
                     return Ok(false); // just taken: look again
                 }
                 crash_point!("journal.object.voided");
             }
         }
-        self.objects.delete(note_name).await?;
+        self.objects.delete(pending_name).await?;
         Ok(true)
     }
 

@@ -66,7 +66,7 @@ struct SaveObject {
 
 /// A relay's state, as the names of its objects tell it.
 #[derive(Debug, Default)]
-struct Board {
+struct StoredRelay {
     objects: Vec<Listed>,
     /// The highest token of a leadership; 0 if there is none.
     token: i64,
@@ -78,45 +78,50 @@ struct Board {
     save: Option<(i64, u64, String)>,
 }
 
-impl Board {
+impl StoredRelay {
     fn of(objects: Vec<Listed>) -> Self {
-        let mut board = Board::default();
+        let mut relay_objects = StoredRelay::default();
         for object in &objects {
             let file = object.name.rsplit('/').next().unwrap_or_default();
             let mut parts = file.split('.');
             let token: i64 = parts.next().and_then(|text| text.parse().ok()).unwrap_or_default();
             let what = parts.next().unwrap_or_default();
             let mut number = || parts.next().and_then(|text| text.parse::<u64>().ok()).unwrap_or_default();
-            if what == "lead" && token > board.token {
-                board = Board { token, lead_at: Some(object.at), save: board.save, ..Board::default() };
+            if what == "lead" && token > relay_objects.token {
+                relay_objects = StoredRelay {
+                    token,
+                    lead_at: Some(object.at),
+                    save: relay_objects.save,
+                    ..StoredRelay::default()
+                };
             }
 
             if what == "save" {
                 let n = number();
-                if board.save.as_ref().is_none_or(|(t, m, ..)| (token, n) >= (*t, *m)) {
-                    board.save = Some((token, n, object.name.clone()));
+                if relay_objects.save.as_ref().is_none_or(|(t, m, ..)| (token, n) >= (*t, *m)) {
+                    relay_objects.save = Some((token, n, object.name.clone()));
                 }
             }
         }
         for object in &objects {
             let file = object.name.rsplit('/').next().unwrap_or_default();
             let mut parts = file.split('.');
-            if parts.next().and_then(|text| text.parse().ok()) != Some(board.token) {
+            if parts.next().and_then(|text| text.parse().ok()) != Some(relay_objects.token) {
                 continue;
             }
             match parts.next() {
-                Some("end") => board.ended = true,
+                Some("end") => relay_objects.ended = true,
                 Some("keep") => {
                     let lease = parts.nth(1).and_then(|text| text.parse().ok()).unwrap_or_default();
-                    if board.kept.is_none_or(|(at, _)| object.at >= at) {
-                        board.kept = Some((object.at, lease));
+                    if relay_objects.kept.is_none_or(|(at, _)| object.at >= at) {
+                        relay_objects.kept = Some((object.at, lease));
                     }
                 }
                 _ => {}
             }
         }
-        board.objects = objects;
-        board
+        relay_objects.objects = objects;
+        relay_objects
     }
 
     /// Whether this is the current token. A relay that never had a leader has none.
@@ -140,9 +145,9 @@ fn file(relay: &RelayName, token: i64, what: &str) -> String {
 }
 
 impl Inner {
-    async fn board(&self, relay: &RelayName) -> Result<Board> {
+    async fn relay_objects(&self, relay: &RelayName) -> Result<StoredRelay> {
         let prefix = name::relay(relay);
-        Ok(Board::of(self.objects.list(&prefix, &prefix, OBJECTS_MAX).await?))
+        Ok(StoredRelay::of(self.objects.list(&prefix, &prefix, OBJECTS_MAX).await?))
     }
 
     async fn lead_object(&self, relay: &RelayName, token: i64) -> Result<Option<LeadObject>> {
@@ -166,8 +171,8 @@ impl Inner {
     }
 
     /// The checkpoint that a listing names. `None` if it was replaced meanwhile; then list again.
-    async fn saved(&self, board: &Board) -> Result<Option<SaveObject>> {
-        let Some((.., name)) = &board.save else {
+    async fn saved(&self, relay_objects: &StoredRelay) -> Result<Option<SaveObject>> {
+        let Some((.., name)) = &relay_objects.save else {
             return Ok(Some(SaveObject { checkpoint: None, saved_at: None }));
         };
         self.read_json::<SaveObject>(name).await
@@ -180,10 +185,10 @@ impl Inner {
         lease: Duration,
     ) -> Result<Leadership> {
         loop {
-            let board = self.board(relay).await?;
-            if board.token > 0
-                && let Some(lead) = self.lead_object(relay, board.token).await?
-                && let Some(until) = board.until(&lead, self.objects.grain_ms())
+            let relay_objects = self.relay_objects(relay).await?;
+            if relay_objects.token > 0
+                && let Some(lead) = self.lead_object(relay, relay_objects.token).await?
+                && let Some(until) = relay_objects.until(&lead, self.objects.grain_ms())
                 && self.objects.now().await?.low < until
             {
                 let by = lead.owner.as_deref().map_or_else(|| Owner::new("unknown"), Owner::new)?;
@@ -197,7 +202,7 @@ impl Inner {
                 forgotten: false,
             };
             let Some((token, checkpoint)) =
-                self.take_over(relay, next_token(relay, board.token), &lead).await?
+                self.take_over(relay, next_token(relay, relay_objects.token), &lead).await?
             else {
                 continue;
             };
@@ -223,16 +228,16 @@ impl Inner {
         }
         crash_point!("journal.object.lead");
         let mut listings = 0;
-        let (board, save) = loop {
-            let board = self.board(relay).await?;
-            if !board.is_led_by(Token(token)) {
+        let (relay_objects, save) = loop {
+            let relay_objects = self.relay_objects(relay).await?;
+            if !relay_objects.is_led_by(Token(token)) {
                 // Another leader took over and cleaned up since we looked, so the name was free again.
                 // Our object has no effect; delete it.
                 self.objects.delete(&file(relay, token, "lead")).await?;
                 return Ok(None);
             }
-            if let Some(save) = self.saved(&board).await? {
-                break (board, save);
+            if let Some(save) = self.saved(&relay_objects).await? {
+                break (relay_objects, save);
             }
             listings += 1;
             if listings == LISTINGS_MAX {
@@ -247,7 +252,7 @@ impl Inner {
         // relay exists.
         let first = file(relay, next_token(relay, 0), "lead");
         let older = |object: &&Listed| object.name < file(relay, token, "") && object.name != first;
-        self.remove(board.objects.iter().filter(older)).await;
+        self.remove(relay_objects.objects.iter().filter(older)).await;
         Ok(Some((token, save.checkpoint)))
     }
 
@@ -268,13 +273,13 @@ impl Inner {
         let ms = millis(self.objects.now().await?.about);
         let name = file(relay, token.0, &format!("keep.{ms:013}.{lease_ms}"));
         self.objects.put(&name, bytes::Bytes::new()).await?;
-        let board = self.board(relay).await?;
-        if !board.is_led_by(token) || board.ended {
+        let relay_objects = self.relay_objects(relay).await?;
+        if !relay_objects.is_led_by(token) || relay_objects.ended {
             self.objects.delete(&name).await?;
             return Err(fenced(relay));
         }
         let old = |object: &&Listed| object.name.contains(".keep.") && object.name < name;
-        self.remove(board.objects.iter().filter(old)).await;
+        self.remove(relay_objects.objects.iter().filter(old)).await;
         Ok(())
     }
 
@@ -282,12 +287,13 @@ impl Inner {
         checkpoint.must_be_of(&self.id)?;
         let saved_at = Some(self.objects.now().await?.about.as_micros());
         let save = json(&SaveObject { checkpoint: Some(checkpoint.clone()), saved_at })?;
-        let board = self.board(relay).await?;
-        if !board.is_led_by(token) {
+        let relay_objects = self.relay_objects(relay).await?;
+        if !relay_objects.is_led_by(token) {
             return Err(fenced(relay));
         }
         must_be_drawn(relay, &checkpoint.position, self.last_place().await?)?;
-        let mut n = board.save.as_ref().filter(|(t, ..)| *t == token.0).map_or(0, |(_, n, ..)| *n) + 1;
+        let mut n =
+            relay_objects.save.as_ref().filter(|(t, ..)| *t == token.0).map_or(0, |(_, n, ..)| *n) + 1;
         // The name may be taken by an earlier try of ours whose answer was lost, or by another task
         // of ours.
         while !self.objects.create(&file(relay, token.0, &save_name(n)), save.clone()).await? {
@@ -295,12 +301,12 @@ impl Inner {
         }
         crash_point!("journal.object.saved");
         let name = file(relay, token.0, &save_name(n));
-        if !self.board(relay).await?.is_led_by(token) {
+        if !self.relay_objects(relay).await?.is_led_by(token) {
             // The next leader may have started from this checkpoint; it is correct in any case.
             return Err(fenced(relay));
         }
         let old = |object: &&Listed| object.name.contains(".save.") && object.name < name;
-        self.remove(board.objects.iter().filter(old)).await;
+        self.remove(relay_objects.objects.iter().filter(old)).await;
         Ok(())
     }
 
@@ -311,7 +317,7 @@ impl Inner {
     }
 
     pub(super) async fn release_leadership(&self, relay: &RelayName, token: Token) -> Result<()> {
-        if !self.board(relay).await?.is_led_by(token) {
+        if !self.relay_objects(relay).await?.is_led_by(token) {
             return Err(fenced(relay));
         }
         self.objects.put(&file(relay, token.0, "end"), bytes::Bytes::new()).await
@@ -337,21 +343,30 @@ impl Inner {
         }
         let mut relays = Vec::with_capacity(boards.len());
         for (directory, objects) in boards {
-            let board = Board::of(objects);
-            let name = format!("{directory}/{:020}.lead", board.token);
+            let relay_objects = StoredRelay::of(objects);
+            let name = format!("{directory}/{:020}.lead", relay_objects.token);
             let Some(lead) = self.read_json::<LeadObject>(&name).await? else { return Ok(None) };
-            if lead.forgotten && board.save.as_ref().is_some_and(|(token, ..)| *token == board.token) {
+            if lead.forgotten
+                && relay_objects.save.as_ref().is_some_and(|(token, ..)| *token == relay_objects.token)
+            {
                 continue;
             }
-            let until = board.until(&lead, self.objects.grain_ms());
-            let Some(save) = self.saved(&board).await? else { return Ok(None) };
-            if board.save.is_none() && !unsaved {
+            let until = relay_objects.until(&lead, self.objects.grain_ms());
+            let Some(save) = self.saved(&relay_objects).await? else { return Ok(None) };
+            if relay_objects.save.is_none() && !unsaved {
                 return Ok(None);
             }
             let saved_at = save.saved_at.map(Time::from_micros);
             let owner = lead.owner.as_deref().map(Owner::new).transpose()?;
             let relay = RelayName::new(&lead.relay)?;
-            relays.push(RelayState::new(relay, owner, until, Token(board.token), save.checkpoint, saved_at));
+            relays.push(RelayState::new(
+                relay,
+                owner,
+                until,
+                Token(relay_objects.token),
+                save.checkpoint,
+                saved_at,
+            ));
         }
         relays.sort_by(|a, b| a.relay.cmp(&b.relay));
         Ok(Some(relays))
@@ -365,7 +380,7 @@ impl Inner {
     ) -> Result<Option<Checkpoint>> {
         to.must_be_of(&self.id)?;
         loop {
-            let token = self.board(relay).await?.token;
+            let token = self.relay_objects(relay).await?.token;
             must_be_last(relay, if_token, (token != 0).then_some(Token(token)))?;
             must_be_drawn(relay, &to.position, self.last_place().await?)?;
             let owner = self.lead_object(relay, token).await?.and_then(|lead| lead.owner);
@@ -387,7 +402,7 @@ impl Inner {
             // A leader that takes over now may have started before the checkpoint was emptied: then
             // the relay is not forgotten.
             if let Some((token, checkpoint)) = self.take_over(relay, token, &lead).await?
-                && self.board(relay).await?.is_led_by(Token(token))
+                && self.relay_objects(relay).await?.is_led_by(Token(token))
             {
                 return Ok(RelayState { checkpoint, ..state });
             }

@@ -100,13 +100,13 @@ impl Floors {
 }
 
 impl Inner {
-    pub(super) async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
+    pub(super) async fn sweep(&self, settings: &JournalSweep) -> Result<u64> {
         let mut floors = Floors::default();
-        let swept = self.sweep_index(terms, &mut floors).await;
-        if !terms.dry_run && swept.as_ref().is_ok_and(|swept| *swept < terms.batch_max as u64) {
-            self.collect(terms.older_than).await?;
+        let swept = self.sweep_index(settings, &mut floors).await;
+        if !settings.dry_run && swept.as_ref().is_ok_and(|swept| *swept < settings.batch_max as u64) {
+            self.collect(settings.older_than).await?;
         }
-        if !terms.dry_run {
+        if !settings.dry_run {
             for (chain, (link, _)) in floors.0.into_iter().filter(|(_, (link, _))| !link.is_empty()) {
                 let _ = self.objects.put(&name::floor(&chain), link.into()).await; // only a hint
             }
@@ -114,9 +114,9 @@ impl Inner {
         swept
     }
 
-    async fn sweep_index(&self, terms: &JournalSweep, floors: &mut Floors) -> Result<u64> {
+    async fn sweep_index(&self, settings: &JournalSweep, floors: &mut Floors) -> Result<u64> {
         let Some(mut limits) = Limits::of(self.relays().await?)? else { return Ok(0) };
-        let cutoff = self.objects.now().await?.about.minus(terms.older_than);
+        let cutoff = self.objects.now().await?.about.minus(settings.older_than);
         let young = millis(cutoff) + AHEAD_MS;
         let (mut swept, mut removed) = (0, 0);
         let mut after = name::INDEX.to_owned();
@@ -140,15 +140,15 @@ impl Inner {
                 }
                 let link = self.link_named(&entry.link()).await?;
                 let ripe = link.as_ref().map_or(Ok(0), |link| limits.ripe(link, &entry, cutoff))?;
-                let take = ripe.min(terms.batch_max as u64 - swept);
+                let take = ripe.min(settings.batch_max as u64 - swept);
                 let empty = link.as_ref().is_none_or(|link| link.events.len() as u64 == take);
-                if !terms.dry_run && (take > 0 || empty) {
+                if !settings.dry_run && (take > 0 || empty) {
                     self.remove_first(&entry, link, take).await?;
                     removed += 1;
                 }
                 floors.pass(&entry, empty);
                 swept += take;
-                if swept == terms.batch_max as u64 {
+                if swept == settings.batch_max as u64 {
                     return Ok(swept);
                 }
             }

@@ -49,7 +49,7 @@ impl Ready<'_> {
     }
 
     /// What all claims of one statement must share.
-    fn terms(&self) -> (Mode, bool, Option<(OrderPolicy, OnDead)>) {
+    fn shared(&self) -> (Mode, bool, Option<(OrderPolicy, OnDead)>) {
         let order = self.claim.order.as_ref().map(|order| (order.policy, order.on_dead));
         (self.claim.mode, self.claim.hold, order)
     }
@@ -209,7 +209,7 @@ pub(super) async fn run(
     // Claims that depend on each other (ordered events, many repeats of one id) run in the caller's
     // order.
     each.sort_by_key(|one| one.index);
-    for group in each.chunk_by(|a, b| a.terms() == b.terms()) {
+    for group in each.chunk_by(|a, b| a.shared() == b.shared()) {
         let statement = Statement::Each;
         executor.run(&mut Claims { inner, statement, group, outcomes: &mut outcomes }).await?;
     }
@@ -395,13 +395,13 @@ impl<'a> Columns<'a> {
     }
 
     fn batch(&self, inner: &Inner, slice: &[Ready<'_>], fresh: bool, own: bool) -> Select<'_, Answer> {
-        let terms = Terms::of(slice[0].claim);
+        let settings = ClaimSettings::of(slice[0].claim);
         self.start(&inner.sql.claim_batch)
             .bind(&self.distinct_weeks)
-            .bind(terms.mode)
-            .bind(terms.lasting_us)
-            .bind(terms.flags)
-            .bind(terms.attempts_max)
+            .bind(settings.mode)
+            .bind(settings.lasting_us)
+            .bind(settings.flags)
+            .bind(settings.attempts_max)
             .bind(inner.owner)
             .bind(inner.checks_fingerprints())
             .bind(fresh)
@@ -410,25 +410,25 @@ impl<'a> Columns<'a> {
     }
 
     fn each(&self, inner: &Inner, slice: &[Ready<'_>], own: bool) -> Select<'_, Answer> {
-        let terms = Terms::of(slice[0].claim);
+        let settings = ClaimSettings::of(slice[0].claim);
         let query = self
             .start(&inner.sql.claim_each)
             .bind(&self.notes)
             .bind(&self.aggregates)
             .bind(&self.seqs)
-            .bind(terms.mode)
-            .bind(terms.lasting_us)
-            .bind(terms.flags)
-            .bind(terms.attempts_max)
-            .bind(terms.base_us)
-            .bind(terms.cap_us)
-            .bind(terms.permille)
+            .bind(settings.mode)
+            .bind(settings.lasting_us)
+            .bind(settings.flags)
+            .bind(settings.attempts_max)
+            .bind(settings.base_us)
+            .bind(settings.cap_us)
+            .bind(settings.permille)
             .bind(inner.owner)
             .bind(inner.checks_fingerprints())
-            .bind(terms.strict)
-            .bind(terms.baseline)
-            .bind(terms.gap_us)
-            .bind(terms.skip)
+            .bind(settings.strict)
+            .bind(settings.baseline)
+            .bind(settings.gap_us)
+            .bind(settings.skip)
             .bind(slice[0].claim.hold);
         self.bodies.bind(query).bind(!own)
     }
@@ -436,7 +436,7 @@ impl<'a> Columns<'a> {
 
 /// The parameters that all claims of a statement share.
 #[derive(Default)]
-pub(super) struct Terms {
+pub(super) struct ClaimSettings {
     mode: &'static str,
     pub lasting_us: i64,
     pub flags: i16,
@@ -450,40 +450,40 @@ pub(super) struct Terms {
     skip: bool,
 }
 
-impl Terms {
+impl ClaimSettings {
     pub fn of(claim: &Claim) -> Self {
-        let mut terms = Terms { mode: mode_letter(claim.mode), ..Terms::default() };
+        let mut settings = ClaimSettings { mode: mode_letter(claim.mode), ..ClaimSettings::default() };
         let attempts = |max: u32| i32::try_from(max).unwrap_or(i32::MAX);
         match claim.mode {
             Mode::Lease(lease) => {
-                terms.lasting_us = micros(lease.lease);
-                terms.flags = if lease.alone { ALONE } else { 0 };
-                terms.attempts_max = attempts(lease.attempts_max);
+                settings.lasting_us = micros(lease.lease);
+                settings.flags = if lease.alone { ALONE } else { 0 };
+                settings.attempts_max = attempts(lease.attempts_max);
             }
             Mode::Once { track } => {
-                terms.lasting_us = micros(track.unwrap_or_default());
-                terms.flags = if track.is_some() { TRACKED } else { 0 };
+                settings.lasting_us = micros(track.unwrap_or_default());
+                settings.flags = if track.is_some() { TRACKED } else { 0 };
             }
             Mode::Done | Mode::Refused => {}
             Mode::Failed(failure) => {
-                terms.attempts_max = attempts(failure.attempts_max);
-                terms.base_us = micros(failure.backoff_base);
-                terms.cap_us = micros(failure.backoff_max);
-                terms.permille = i32::from(failure.jitter_permille);
+                settings.attempts_max = attempts(failure.attempts_max);
+                settings.base_us = micros(failure.backoff_base);
+                settings.cap_us = micros(failure.backoff_max);
+                settings.permille = i32::from(failure.jitter_permille);
             }
         }
         if let Some(order) = &claim.order {
-            terms.skip = order.on_dead == OnDead::Skip;
+            settings.skip = order.on_dead == OnDead::Skip;
             if let OrderPolicy::Strict { baseline, gap_timeout } = order.policy {
-                terms.strict = true;
-                terms.gap_us = micros(gap_timeout);
-                terms.baseline = match baseline {
+                settings.strict = true;
+                settings.gap_us = micros(gap_timeout);
+                settings.baseline = match baseline {
                     Baseline::FirstSeen => None,
                     Baseline::From(seq) => Some(seq as i64),
                 };
             }
         }
-        terms
+        settings
     }
 }
 

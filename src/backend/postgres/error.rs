@@ -122,12 +122,12 @@ pub(in crate::backend) fn translate(what: &str, error: sqlx::Error) -> Error {
             Error::Contended { what: what.into(), source: source(error) }
         }
         Meaning::Refused => {
-            let why = match code.as_str() {
+            let reason = match code.as_str() {
                 "25006" => "the database is read-only: a standby, or default_transaction_read_only",
                 "42501" => "this role lacks the privilege",
                 _ => "the disk is full",
             };
-            Error::Refused { what: format!("{why} ({what})"), source: source(error) }
+            Error::Refused { what: format!("{reason} ({what})"), source: source(error) }
         }
         Meaning::Data if code == "XX001" => Error::Corrupt(text(&error)),
         Meaning::Data => Error::invalid("event", text(&error)),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use sqlx::AssertSqlSafe;
 
 use super::Inner;
-use super::claim::{Answer, Ready, Terms};
+use super::claim::{Answer, ClaimSettings, Ready};
 use super::codes::TRACKED;
 use crate::ledger::{Metadata, Mode, State};
 
@@ -18,12 +18,12 @@ pub(super) const SQL: &str = "select 0 as o_i, 1 as o_kind, o_token, o_at, 1 as 
 
 /// Whether `claim_lone` can take a claim: one that writes nothing but its row.
 pub(super) fn is_plain(one: &Ready<'_>) -> bool {
-    Terms::of(one.claim).flags & TRACKED == 0
+    ClaimSettings::of(one.claim).flags & TRACKED == 0
 }
 
 /// Tries the claim. No answer: it is not, or might not be, the first of its id.
 pub(super) async fn first(inner: &Inner, one: &Ready<'_>) -> sqlx::Result<Vec<Answer>> {
-    let terms = Terms::of(one.claim);
+    let settings = ClaimSettings::of(one.claim);
     let claim = one.claim;
     let origin = claim.origin.as_ref();
     let state = match claim.mode {
@@ -32,12 +32,12 @@ pub(super) async fn first(inner: &Inner, one: &Ready<'_>) -> sqlx::Result<Vec<An
         _ => State::Done,
     };
     let query = sqlx::query_as(AssertSqlSafe(Arc::clone(&inner.sql.lone)))
-        .bind(terms.lasting_us)
+        .bind(settings.lasting_us)
         .bind(claim.nonce.0)
         .bind(one.scope)
         .bind(inner.owner)
         .bind(one.week.number())
-        .bind(terms.flags)
+        .bind(settings.flags)
         .bind(state)
         .bind(&*one.key)
         .bind(claim.fingerprint.as_ref().map(|fingerprint| &fingerprint.0[..]))

@@ -6,6 +6,7 @@
 //! weeks exist.
 
 pub mod access;
+pub mod cdc;
 mod claim;
 mod codes;
 mod connect;
@@ -18,6 +19,7 @@ pub mod journal;
 pub mod keys;
 mod lone;
 mod pace;
+mod part;
 mod read;
 pub mod records;
 mod schema;
@@ -45,11 +47,12 @@ pub use sqlx;
 pub type PgTx = sqlx::PgTransaction<'static>;
 
 pub use access::{PgAccess, PgAccessSettings};
+pub use cdc::PgCdc;
 pub(crate) use connect::open_pool;
 pub use connect::pool_options;
 pub use journal::{PgJournal, PgJournalSettings};
 pub use keys::{PgKeys, PgKeysSettings};
-pub use records::{PgModules, PgRecords, PgRecordsSettings, check_keys, refuse_bypass};
+pub use records::{PgModules, PgRecords, PgRecordsSettings, PgSnapshot, check_keys, refuse_bypass};
 pub use schema::{ACCEPTS, VERSION, grants_sql, schema_sql};
 
 use self::codes::{from_row, tenant_text};
@@ -488,8 +491,8 @@ impl Operations for PgLedger {
         read::audit(&self.0, limit).await
     }
 
-    async fn sweep(&self, terms: SweepSettings) -> Result<Swept> {
-        sweep::sweep(&self.0, terms, u32::MAX).await
+    async fn sweep(&self, settings: SweepSettings) -> Result<Swept> {
+        sweep::sweep(&self.0, settings, u32::MAX).await
     }
 
     async fn make_ahead(&self) -> Result<()> {

@@ -15,7 +15,7 @@ from_row! {
 }
 
 /// Records the start of a sweep, before it removes anything. A dry run only reads.
-pub(super) async fn keep(inner: &Inner, terms: SweepSettings) -> Result<Pace> {
+pub(super) async fn keep(inner: &Inner, settings: SweepSettings) -> Result<Pace> {
     let s = &inner.settings.schema;
     let us = |at: &str| format!("(extract(epoch from {at}) * 1000000)::bigint");
     let mut tx = inner.begin().await?;
@@ -24,7 +24,7 @@ pub(super) async fn keep(inner: &Inner, terms: SweepSettings) -> Result<Pace> {
         us(&format!("{s}.ledger_now()")),
         us("swept_at"),
         us("paused_until"),
-        if terms.dry_run { "" } else { "for update" }
+        if settings.dry_run { "" } else { "for update" }
     );
     let stored: Stored = sqlx::query_as(AssertSqlSafe(sql))
         .persistent(false)
@@ -33,8 +33,8 @@ pub(super) async fn keep(inner: &Inner, terms: SweepSettings) -> Result<Pace> {
         .map_err(|e| translate(WHAT, e))?;
     let paused_until = stored.paused_until.map(Time::from_micros);
     let before = stored.swept_at.map(|at| Pace { swept_at: Time::from_micros(at), paused_until });
-    let next = Pace::next(before, Time::from_micros(stored.now), terms.retention);
-    if !terms.dry_run {
+    let next = Pace::next(before, Time::from_micros(stored.now), settings.retention);
+    if !settings.dry_run {
         let sql = format!(
             "update {s}.meta set swept_at = 'epoch'::timestamptz + $1 * interval '1 microsecond', \
              paused_until = 'epoch'::timestamptz + $2 * interval '1 microsecond'"

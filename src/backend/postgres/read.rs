@@ -20,13 +20,13 @@ use crate::ledger::{
 };
 
 /// The columns of an [`EntryRow`]: `e` is the entry or held row, `w` its owner, `h` its bytes.
-/// The reason is in the column `note`: another name would need a migration, and the SQL functions
-/// say `p_note` too.
+/// The reason is in the column `note`: binaries of an earlier build, at work while a schema is
+/// migrated, would not find it under another name.
 pub(super) fn columns(schema: &str) -> String {
     format!(
         "e.scope as scope_number, e.week, e.id, e.state::text as state, e.token, e.nonce, e.attempts, \
          {schema}.us(e.first_at) as first_at, {schema}.us(e.at) as at, w.name as owner, e.fingerprint, e.aggregate, e.seq, \
-         e.topic, e.partition, e.\"offset\", e.metadata::text as metadata, e.note, e.flags, \
+         e.topic, e.partition, e.\"offset\", e.metadata::text as metadata, e.note as reason, e.flags, \
          h.payload, h.header_names, h.header_values, h.key, {schema}.us(h.stamp) as stamp"
     )
 }
@@ -37,7 +37,7 @@ from_row! {
         scope_number: i32, week: i16, id: Vec<u8>, state: State, token: i64, nonce: i64,
         attempts: i16, first_at: i64, at: i64, owner: Option<String>, fingerprint: Option<Vec<u8>>,
         aggregate: Option<String>, seq: Option<i64>, topic: Option<String>, partition: Option<i32>,
-        offset: Option<i64>, metadata: Option<String>, note: Option<String>, flags: i16,
+        offset: Option<i64>, metadata: Option<String>, reason: Option<String>, flags: i16,
         payload: Option<Vec<u8>>, header_names: Option<Vec<Vec<u8>>>,
         header_values: Option<Vec<Vec<u8>>>, key: Option<Vec<u8>>, stamp: Option<i64>,
     }
@@ -78,7 +78,7 @@ impl EntryRow {
             order,
             origin: topic.map(|topic| Origin::new(topic, partition, offset)),
             metadata: self.metadata.map(Metadata::new).transpose()?,
-            reason: self.note.map(Into::into),
+            reason: self.reason.map(Into::into),
             tracked: self.flags & TRACKED != 0,
             alone: self.flags & ALONE != 0,
             suspect: self.flags & SUSPECT != 0,
@@ -484,13 +484,13 @@ pub(super) async fn stat(inner: &Inner) -> Result<Stat> {
 }
 
 from_row! {
-    struct AuditRow { at: i64, by: String, what: String, identity: String, why: String }
+    struct AuditRow { at: i64, by: String, what: String, identity: String, reason: String }
 }
 
 pub(super) async fn audit(inner: &Inner, limit: usize) -> Result<Vec<Audit>> {
     let s = &inner.settings.schema;
     let sql = format!(
-        "select {s}.us(at) as at, by, what, identity, why from {s}.audit order by number desc limit $1"
+        "select {s}.us(at) as at, by, what, identity, why as reason from {s}.audit order by number desc limit $1"
     );
     let query = sqlx::query_as::<_, AuditRow>(AssertSqlSafe(sql)).bind(count(limit as u64));
     let rows = inner.fetch_all("reading the audit", query).await?;
@@ -499,7 +499,7 @@ pub(super) async fn audit(inner: &Inner, limit: usize) -> Result<Vec<Audit>> {
         by: row.by,
         what: row.what,
         identity: row.identity,
-        reason: row.why,
+        reason: row.reason,
     };
     Ok(rows.into_iter().map(line).collect())
 }

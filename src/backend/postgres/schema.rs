@@ -1,11 +1,10 @@
 //! The ledger's schema: embedded, versioned, and safe when many processes start at once.
 
-use sqlx::{AssertSqlSafe, Executor, PgPool};
+use sqlx::PgPool;
 
-use super::PgTx;
-use super::codes::from_row;
-use super::database::{BEGIN, Decoded, begin};
+use super::database::{BEGIN, begin};
 use super::error::translate;
+use super::part::Part;
 use crate::backend::Migrate;
 use crate::error::{Error, Result};
 use crate::ledger::IdentityRule;
@@ -18,13 +17,22 @@ pub const ACCEPTS: i32 = 1;
 /// How long a claim waits for another open transaction before it answers that the id is busy.
 pub(super) const LOCK_TIMEOUT: &str = "100ms";
 
-/// The step at index n brings the schema to version n + 1. A released step is never changed.
-const STEPS: [&[&str]; VERSION as usize] = [&[
-    include_str!("migrations/0001_ledger.sql"),
-    include_str!("migrations/0002_claim.sql"),
-    include_str!("migrations/0003_settle.sql"),
-    include_str!("migrations/0004_languages.sql"),
-]];
+const PART: Part = Part {
+    name: "the ledger",
+    none: "ledger",
+    is_plural: false,
+    remedy: "run `hapax ledger init`",
+    meta: "meta",
+    version: VERSION,
+    accepts: ACCEPTS,
+    steps: &[&[
+        include_str!("migrations/0001_ledger.sql"),
+        include_str!("migrations/0002_claim.sql"),
+        include_str!("migrations/0003_settle.sql"),
+        include_str!("migrations/0004_languages.sql"),
+    ]],
+    fail: translate,
+};
 
 /// Reserved words of SQL.
 #[rustfmt::skip]
@@ -55,31 +63,14 @@ pub(in crate::backend) fn check_name(schema: &str) -> Result<()> {
 
 /// The whole schema as SQL, for a DBA to read and run.
 pub fn schema_sql(schema: &str) -> Result<String> {
-    check_name(schema)?;
-    Ok(format!("{BEGIN};\n\n{}\nCOMMIT;\n", steps_sql(schema, 0, IdentityRule::Id)))
+    PART.schema_sql(schema, &[identity_fact(IdentityRule::Id)])
 }
 
-/// The steps from a version to the current one, for a transaction begun with [`BEGIN`].
-fn steps_sql(schema: &str, from: usize, identity: IdentityRule) -> String {
-    let steps: String = STEPS[from..].concat().concat();
-    let last = if from == 0 {
-        let rule = rule_name(identity);
-        format!(
-            "\ninsert into {{schema}}.meta (version, accepts, identity) values ({VERSION}, {ACCEPTS}, '{rule}');\n"
-        )
-    } else {
-        format!("\nupdate {{schema}}.meta set version = {VERSION}, accepts = {ACCEPTS};\n")
-    };
-    (steps + &last)
-        .replace("{schema_literal}", &format!("'{schema}'"))
-        .replace("{schema}", schema)
-        .replace("{lock_timeout}", LOCK_TIMEOUT)
-}
-
-fn rule_name(identity: IdentityRule) -> &'static str {
+/// The identity rule, as a column of the ledger's row.
+fn identity_fact(identity: IdentityRule) -> (&'static str, &'static str) {
     match identity {
-        IdentityRule::Id => "id",
-        IdentityRule::IdAndTime => "id_and_time",
+        IdentityRule::Id => ("identity", "id"),
+        IdentityRule::IdAndTime => ("identity", "id_and_time"),
     }
 }
 
@@ -104,90 +95,25 @@ pub(super) async fn prepare(
     migrate: Migrate,
     identity: IdentityRule,
 ) -> Result<()> {
-    let what = "preparing the ledger's schema";
-    match found(pool, schema).await? {
-        Some(found) if found.version >= VERSION => return found.fits(schema, identity),
-        _ if migrate == Migrate::Auto => {}
-        Some(found) => {
-            return Err(Error::Schema(format!(
-                "schema {schema} has version {}, this build needs {VERSION}, and migrate is `check`; run `hapax ledger init`",
-                found.version
-            )));
-        }
-        None => {
-            return Err(Error::Schema(format!(
-                "there is no ledger in schema {schema} (or this role may not see it), and migrate is `check`; run `hapax ledger init`"
-            )));
-        }
-    }
-    let mut tx = begin(pool, BEGIN).await.map_err(|e| translate(what, e))?;
-    // Other processes that start now wait here, and then find the work done.
-    let lock = format!("select pg_advisory_xact_lock(hashtext('hapax.migrate.{schema}'))");
-    tx.execute(sqlx::raw_sql(AssertSqlSafe(lock))).await.map_err(|e| translate(what, e))?;
-    let from = match found_in(&mut tx, schema).await? {
-        Some(found) if found.version >= VERSION => return found.fits(schema, identity),
-        Some(found) => {
-            found.fits(schema, identity)?;
-            usize::try_from(found.version).unwrap_or(0)
-        }
-        None => 0,
-    };
-    let sql = steps_sql(schema, from, identity);
-    tx.execute(sqlx::raw_sql(AssertSqlSafe(sql))).await.map_err(|e| translate(what, e))?;
-    tx.commit().await.map_err(|e| translate(what, e))
-}
-
-from_row! {
-    /// The version and identity rule that a schema stores.
-    struct Found { version: i32, accepts: i32, identity: String }
-}
-
-impl Found {
-    fn fits(&self, schema: &str, identity: IdentityRule) -> Result<()> {
-        let Found { version, accepts, .. } = self;
-        if *accepts > VERSION {
-            return Err(Error::Schema(format!(
-                "schema {schema} has version {version} and accepts builds from version {accepts} on; this build knows \
-                 version {VERSION}: update it"
-            )));
-        }
-        let rule = rule_name(identity);
-        if self.identity != rule {
-            return Err(Error::Config(format!(
-                "ledger.identity is {rule}, but the ledger in schema {schema} was made with {}; it cannot change, because \
-                 ids would be looked for where they are not",
-                self.identity
-            )));
-        }
-        Ok(())
-    }
-}
-
-async fn found(pool: &PgPool, schema: &str) -> Result<Option<Found>> {
     let mut tx = begin(pool, BEGIN).await.map_err(|e| translate("connecting to PostgreSQL", e))?;
-    found_in(&mut tx, schema).await
-}
-
-async fn found_in(tx: &mut PgTx, schema: &str) -> Result<Option<Found>> {
-    let what = "reading the ledger's schema version";
-    let sql = format!("select version, accepts, identity from {schema}.meta");
-    read_meta(tx, schema, "meta", sql).await.map_err(|e| translate(what, e))
-}
-
-/// Reads a table of one row; `None` if there is no such table.
-pub(super) async fn read_meta<T: Decoded>(
-    tx: &mut PgTx,
-    schema: &str,
-    table: &str,
-    sql: String,
-) -> sqlx::Result<Option<T>> {
-    // Not `to_regclass`: it may answer from a cache that is older than the lock we waited for.
-    let there = "select exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace \
-                 where n.nspname = $1 and c.relname = $2)";
-    let there: bool =
-        sqlx::query_scalar(there).persistent(false).bind(schema).bind(table).fetch_one(&mut **tx).await?;
-    if !there {
-        return Ok(None);
+    let found: Option<(String,)> = PART.read(&mut tx, schema, "identity").await?;
+    if let Some((found,)) = found {
+        must_be_identity(&found, schema, identity)?; // before anything is changed
     }
-    sqlx::query_as(AssertSqlSafe(sql)).persistent(false).fetch_optional(&mut **tx).await
+    drop(tx);
+    PART.prepare(pool, schema, migrate, &[identity_fact(identity)]).await?;
+    // Another process may have made it meanwhile, with another rule.
+    let (found,): (String,) = PART.read_prepared(pool, schema, "identity").await?;
+    must_be_identity(&found, schema, identity)
+}
+
+fn must_be_identity(found: &str, schema: &str, identity: IdentityRule) -> Result<()> {
+    let (_, rule) = identity_fact(identity);
+    if found == rule {
+        return Ok(());
+    }
+    Err(Error::Config(format!(
+        "ledger.identity is {rule}, but the ledger in schema {schema} was made with {found}; it cannot change, because ids \
+         would be looked for where they are not"
+    )))
 }

@@ -181,7 +181,7 @@ struct Columns<'a> {
     states: Vec<State>,
     after: Vec<i64>,
     counted: Vec<bool>,
-    notes: Vec<Option<&'a str>>,
+    reasons: Vec<Option<&'a str>>,
     metadata: Option<Vec<Option<&'a str>>>,
     aggregates: Vec<Option<&'a str>>,
     skip: Vec<bool>,
@@ -210,7 +210,7 @@ impl<'a> Columns<'a> {
             states: slice.iter().map(|one| one.settle.verdict.state()).collect(),
             after: slice.iter().map(|one| after(one.settle)).collect(),
             counted: slice.iter().map(|one| counted(one.settle)).collect(),
-            notes: slice.iter().map(|one| reason(one.settle)).collect(),
+            reasons: slice.iter().map(|one| reason(one.settle)).collect(),
             metadata: slice
                 .iter()
                 .any(|one| metadata(one.settle).is_some())
@@ -250,7 +250,7 @@ impl<'a> Columns<'a> {
             .bind(&self.states)
             .bind(&self.after)
             .bind(&self.counted)
-            .bind(&self.notes)
+            .bind(&self.reasons)
             .bind(&self.metadata)
             .bind(&self.aggregates)
             .bind(&self.skip)

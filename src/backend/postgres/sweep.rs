@@ -19,23 +19,23 @@ pub(super) const WHAT: &str = "sweeping";
 const PAGES: i64 = 4096;
 
 /// Runs one sweep. Tests limit how many steps of each week's drop it takes.
-pub(super) async fn sweep(inner: &Inner, mut terms: SweepSettings, steps: u32) -> Result<Swept> {
-    terms.batch_max = terms.batch_max.max(1);
-    let pace = pace::keep(inner, terms).await?;
+pub(super) async fn sweep(inner: &Inner, mut settings: SweepSettings, steps: u32) -> Result<Swept> {
+    settings.batch_max = settings.batch_max.max(1);
+    let pace = pace::keep(inner, settings).await?;
     // While sweeps are paused nothing is old, but drops that have begun are finished.
-    let paced = pace.terms(terms);
+    let paced = pace.apply(settings);
     let mut swept = Swept { paused_until: pace.paused_until, ..Swept::default() };
-    swept.lost = mark_lost(inner, terms).await?;
+    swept.lost = mark_lost(inner, settings).await?;
     let now = Present::of(inner, pace.swept_at);
     sweep_rows(inner, &now, paced, &mut swept).await?;
-    if !terms.dry_run {
+    if !settings.dry_run {
         held::forget_markers(inner, &now, micros(paced.retention)).await?;
     }
     let end = Instant::now() + inner.settings.sweep_patience;
     for due in due(inner, &now, paced).await? {
         let week = Week::from_number(due.week)?;
-        let leaving = week::Leaving { inner, week, partition: due.number, terms, now: &now, end };
-        let gone = if terms.dry_run { Some(leaving.count().await?) } else { leaving.go_on(steps).await? };
+        let leaving = week::Leaving { inner, week, partition: due.number, settings, now: &now, end };
+        let gone = if settings.dry_run { Some(leaving.count().await?) } else { leaving.go_on(steps).await? };
         if let Some(gone) = gone {
             swept.weeks.push((week, gone.rows));
             swept.held += gone.held;
@@ -73,16 +73,16 @@ pub(super) async fn execute(connection: &mut PgConnection, sql: String) -> Resul
 }
 
 /// Deletes timeless entries by ranges of pages: this needs no index, and transactions stay short.
-async fn sweep_rows(inner: &Inner, now: &Present, terms: SweepSettings, swept: &mut Swept) -> Result<()> {
+async fn sweep_rows(inner: &Inner, now: &Present, settings: SweepSettings, swept: &mut Swept) -> Result<()> {
     let s = &inner.settings.schema;
     let pages = format!("select pg_relation_size('{s}.entry_0') / current_setting('block_size')::bigint");
     let (pages,): (i64,) = inner.fetch_one(WHAT, sqlx::query_as(AssertSqlSafe(pages))).await?;
     let ended = codes::list(State::ALL.into_iter().filter(|state| !state.is_open()));
     let old = format!(
         "e.at < {now} - {} * interval '1 microsecond' and e.state in {ended}",
-        micros(terms.retention)
+        micros(settings.retention)
     );
-    if terms.dry_run {
+    if settings.dry_run {
         let sql = format!(
             "select (select count(*) from {s}.entry_0 e where {old}) \
                  + (select count(*) from {s}.held e where e.week > 0 and {old} and not exists \
@@ -101,13 +101,13 @@ async fn sweep_rows(inner: &Inner, now: &Present, terms: SweepSettings, swept: &
             format!(
                 "delete from {s}.entry_0 where ctid = any (array(select e.ctid from {s}.entry_0 e \
                  where {range} and {old} limit {} for update skip locked))",
-                terms.batch_max
+                settings.batch_max
             ),
         )
         .await?;
         tx.commit().await.map_err(|e| translate(WHAT, e))?;
         swept.rows += deleted;
-        if deleted < u64::from(terms.batch_max) {
+        if deleted < u64::from(settings.batch_max) {
             page += PAGES;
         }
     }
@@ -136,7 +136,7 @@ from_row! {
 
 /// Weeks whose drop has begun, and weeks that may be dropped. Touches are accurate to the hour, so
 /// an hour is added.
-async fn due(inner: &Inner, now: &Present, terms: SweepSettings) -> Result<Vec<DueWeek>> {
+async fn due(inner: &Inner, now: &Present, settings: SweepSettings) -> Result<Vec<DueWeek>> {
     let s = &inner.settings.schema;
     let sql = format!(
         "select w.week, w.number from ( \
@@ -149,7 +149,7 @@ async fn due(inner: &Inner, now: &Present, terms: SweepSettings) -> Result<Vec<D
                < {now} - interval '1 hour' - $1 * interval '1 microsecond' \
          union all select d.week, d.number from {s}.dropped d where d.phase is not null order by 1"
     );
-    inner.fetch_all(WHAT, sqlx::query_as(AssertSqlSafe(sql)).bind(micros(terms.retention))).await
+    inner.fetch_all(WHAT, sqlx::query_as(AssertSqlSafe(sql)).bind(micros(settings.retention))).await
 }
 
 from_row! { "o_",
@@ -158,9 +158,9 @@ from_row! { "o_",
 }
 
 /// Marks at-most-once claims as lost when their end is overdue.
-async fn mark_lost(inner: &Inner, terms: SweepSettings) -> Result<u64> {
+async fn mark_lost(inner: &Inner, settings: SweepSettings) -> Result<u64> {
     let s = &inner.settings.schema;
-    if terms.dry_run {
+    if settings.dry_run {
         let overdue = format!(
             "x.week = a.week and x.scope = a.scope and x.id = a.id and x.token = a.token and x.state in {} and x.at = a.at",
             codes::list([State::Claimed])
@@ -177,13 +177,13 @@ async fn mark_lost(inner: &Inner, terms: SweepSettings) -> Result<u64> {
         let mut tx = inner.begin().await?;
         let marked: Marked = sqlx::query_as(AssertSqlSafe(format!("select * from {s}.mark_lost($1)")))
             .persistent(false)
-            .bind(i32::try_from(terms.batch_max).unwrap_or(i32::MAX))
+            .bind(i32::try_from(settings.batch_max).unwrap_or(i32::MAX))
             .fetch_one(&mut *tx)
             .await
             .map_err(|e| translate(WHAT, e))?;
         tx.commit().await.map_err(|e| translate(WHAT, e))?;
         lost += marked.lost as u64;
-        if marked.due < i64::from(terms.batch_max) {
+        if marked.due < i64::from(settings.batch_max) {
             return Ok(lost);
         }
     }

@@ -204,7 +204,7 @@ async fn has_week(inner: &Inner, connection: &mut PgConnection, claim: &Claim, w
     {
         return Ok(true);
     }
-    state.refused.map_or(Ok(false), |why| Err(Error::invalid("event id", why)))
+    state.refused.map_or(Ok(false), |reason| Err(Error::invalid("event id", reason)))
 }
 
 fn make_beside(ledger: PgLedger, claim: Claim) {

@@ -13,24 +13,38 @@ const WHAT: &str = "checking the server";
 /// The oldest server whose behaviour the tests cover.
 const OLDEST: i32 = 150_000;
 
-/// Whether a transaction pooler is in front: two open connections that the same backend serves
-/// cannot be sessions.
+/// The order in which two open connections are asked who serves them. It repeats no short pattern, so
+/// that a pooler that deals its servers out in turn is noticed too.
+const ASKED: [usize; 12] = [0, 1, 0, 0, 1, 1, 0, 1, 1, 1, 0, 0];
+
+/// Whether a transaction pooler is in front: a session keeps its backend, and shares it with no other.
+///
+/// One look at each connection is not enough. Beside other clients of the pooler, both may happen to be
+/// served by different backends.
 pub(super) async fn is_pooled(pool: &PgPool) -> Result<bool> {
     let options = pool.connect_options();
     let open = async || sqlx::PgConnection::connect_with(&options).await.map_err(|e| translate(WHAT, e));
-    let (mut one, mut two) = (open().await?, open().await?);
-    let mut pids = Vec::new();
-    for connection in [&mut one, &mut two] {
+    let mut connections = [open().await?, open().await?];
+    let mut served_by: [Option<String>; 2] = [None, None];
+    let mut pooled = false;
+    for asked in ASKED {
         // Uses the simple protocol, because a pooler may not support prepared statements.
         let row = sqlx::raw_sql("select pg_backend_pid()::text")
-            .fetch_one(&mut *connection)
+            .fetch_one(&mut connections[asked])
             .await
             .map_err(|e| translate(WHAT, e))?;
-        pids.push(row.get::<String, _>(0));
+        let backend = Some(row.get::<String, _>(0));
+        let changed = served_by[asked].is_some() && served_by[asked] != backend;
+        if changed || served_by[1 - asked] == backend {
+            pooled = true;
+            break;
+        }
+        served_by[asked] = backend;
     }
-    let _ = one.close().await; // it was only a query; a failed close does not matter
-    let _ = two.close().await;
-    Ok(pids[0] == pids[1])
+    for connection in connections {
+        let _ = connection.close().await; // it only asked; a failed close does not matter
+    }
+    Ok(pooled)
 }
 
 /// Whether the server can limit how long a transaction takes.
@@ -76,7 +90,9 @@ pub(super) async fn check_server(connection: &mut PgConnection, pooled: bool) ->
          current_setting('synchronous_commit') as synchronous_commit, \
          current_setting('server_version_num')::int as number, current_setting('server_version') as version, \
          current_setting('transaction_read_only') = 'on' or pg_is_in_recovery() as read_only, \
-         (select count(*) from pg_stat_replication where sync_state = 'async') as async_standbys",
+         (select count(*) from pg_stat_replication r where sync_state = 'async' and not exists (\
+         select from pg_replication_slots s where s.active_pid = r.pid and s.slot_type = 'logical')) \
+         as async_standbys",
     )
     .persistent(false)
     .fetch_one(connection)

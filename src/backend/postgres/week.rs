@@ -87,7 +87,7 @@ pub(super) struct Leaving<'a> {
     pub week: Week,
     /// The number in the partition's name.
     pub partition: i64,
-    pub terms: SweepSettings,
+    pub settings: SweepSettings,
     pub now: &'a Present,
     pub end: Instant,
 }
@@ -213,7 +213,7 @@ impl Leaving<'_> {
                 now = self.now,
                 table = self.table(),
                 closed = Phase::Closed.name(),
-                retention = micros(self.terms.retention)
+                retention = micros(self.settings.retention)
             ))
             .await?;
         crate::crash_point!("sweep.closed");
@@ -298,7 +298,7 @@ impl Leaving<'_> {
     }
 
     async fn move_all(&self) -> Result<Step> {
-        let max = i64::from(self.terms.batch_max).min(i32::MAX.into());
+        let max = i64::from(self.settings.batch_max).min(i32::MAX.into());
         // Open rows, rows that ended so recently that a repeat must still be recognized, and rows
         // with bytes in `held`.
         let stays = format!(

@@ -12,6 +12,7 @@
 //! Effects cannot be written in the claim's transaction.
 
 mod accept;
+mod cache;
 mod check;
 mod codec;
 mod connect;
@@ -33,6 +34,7 @@ use async_trait::async_trait;
 use redis::aio::ConnectionManager;
 
 pub use accept::Accept;
+pub use cache::{CacheProjection, CacheSettings};
 pub use transaction::RedisTransaction;
 pub use window::RedisWindow;
 
@@ -408,8 +410,8 @@ impl Operations for RedisLedger {
         read::audit(self, limit).await
     }
 
-    async fn sweep(&self, terms: SweepSettings) -> Result<Swept> {
-        sweep::sweep(self, terms).await
+    async fn sweep(&self, settings: SweepSettings) -> Result<Swept> {
+        sweep::sweep(self, settings).await
     }
 
     async fn check(&self) -> Result<Vec<Finding>> {

@@ -14,21 +14,21 @@ use crate::ledger::{
     Claims as _, Filter, Key, Pace, Rows as _, State, SweepSettings, Swept, Week, may_sweep,
 };
 
-pub(super) async fn sweep(ledger: &RedisLedger, terms: SweepSettings) -> Result<Swept> {
+pub(super) async fn sweep(ledger: &RedisLedger, settings: SweepSettings) -> Result<Swept> {
     let now = ledger.now().await?;
-    let pace = keep_pace(ledger, now, terms).await?;
-    let cutoff = now.minus(pace.terms(terms).retention);
+    let pace = keep_pace(ledger, now, settings).await?;
+    let cutoff = now.minus(pace.apply(settings).retention);
     let numbers = Scopes::read(ledger).await?.wanted(&Filter::default());
     let mut swept = Swept { paused_until: pace.paused_until, ..Swept::default() };
-    swept.lost = mark_lost(ledger, now, terms).await?;
+    swept.lost = mark_lost(ledger, now, settings).await?;
     for (_, number) in filled(ledger, [Week::TIMELESS], &numbers).await?.into_keys() {
         swept.rows +=
-            forget_old(ledger, &week_key(Week::TIMELESS, number), Some(number), cutoff, terms).await?;
+            forget_old(ledger, &week_key(Week::TIMELESS, number), Some(number), cutoff, settings).await?;
     }
     // Rows kept from dropped weeks are deleted once they are settled and old; the record of the
     // dropped week answers for them.
-    swept.rows += forget_old(ledger, ":kept", None, cutoff, terms).await?;
-    if !terms.dry_run {
+    swept.rows += forget_old(ledger, ":kept", None, cutoff, settings).await?;
+    if !settings.dry_run {
         super::held::forget_markers(ledger, cutoff).await?;
     }
     for (week, (touched, noted)) in weeks(ledger).await? {
@@ -36,7 +36,7 @@ pub(super) async fn sweep(ledger: &RedisLedger, terms: SweepSettings) -> Result<
             continue;
         }
         let seen = look_at(ledger, week, &numbers).await?;
-        if terms.dry_run {
+        if settings.dry_run {
             swept.weeks.push((week, seen.rows));
             swept.held += seen.open.len() as u64;
         } else if let Some((rows, kept)) = drop_week(ledger, week, &noted, &seen).await? {
@@ -49,7 +49,7 @@ pub(super) async fn sweep(ledger: &RedisLedger, terms: SweepSettings) -> Result<
 
 /// Records that a sweep begins, before it deletes anything; a dry run only reads. Two sweeps that
 /// begin together record the same.
-async fn keep_pace(ledger: &RedisLedger, now: Time, terms: SweepSettings) -> Result<Pace> {
+async fn keep_pace(ledger: &RedisLedger, now: Time, settings: SweepSettings) -> Result<Pace> {
     let (swept_at, paused_until): (Option<i64>, Option<i64>) = redis::cmd("HMGET")
         .arg(ledger.key(":meta"))
         .arg(&["swept_at", "paused_until"])
@@ -58,8 +58,8 @@ async fn keep_pace(ledger: &RedisLedger, now: Time, terms: SweepSettings) -> Res
         .doing("reading when the last sweep was")?;
     let paused_until = paused_until.filter(|until| *until > 0).map(Time::from_micros);
     let before = swept_at.map(|at| Pace { swept_at: Time::from_micros(at), paused_until });
-    let next = Pace::next(before, now, terms.retention);
-    if !terms.dry_run {
+    let next = Pace::next(before, now, settings.retention);
+    if !settings.dry_run {
         let args = |script: &mut redis::ScriptInvocation<'_>| {
             script.arg(now.as_micros()).arg(next.paused_until.map_or(0, Time::as_micros));
         };
@@ -71,9 +71,9 @@ async fn keep_pace(ledger: &RedisLedger, now: Time, terms: SweepSettings) -> Res
 }
 
 /// Marks at-most-once claims as lost whose end is overdue.
-async fn mark_lost(ledger: &RedisLedger, now: Time, terms: SweepSettings) -> Result<u64> {
+async fn mark_lost(ledger: &RedisLedger, now: Time, settings: SweepSettings) -> Result<u64> {
     let mut lost = 0;
-    let most = terms.batch_max.max(1) as usize;
+    let most = settings.batch_max.max(1) as usize;
     let mut from = 0;
     loop {
         let members: Vec<Vec<u8>> = redis::cmd("ZRANGEBYSCORE")
@@ -91,7 +91,7 @@ async fn mark_lost(ledger: &RedisLedger, now: Time, terms: SweepSettings) -> Res
             return Ok(lost);
         }
         // A dry run leaves the rows in the index and skips them.
-        from += if terms.dry_run { keys.len() } else { 0 };
+        from += if settings.dry_run { keys.len() } else { 0 };
         let marked = ledger
             .decide(
                 || Wants::keys(&keys),
@@ -104,7 +104,7 @@ async fn mark_lost(ledger: &RedisLedger, now: Time, terms: SweepSettings) -> Res
                         row.state = State::Lost;
                         row.reason = Some("its end was never reported".into());
                         marked += 1;
-                        if !terms.dry_run {
+                        if !settings.dry_run {
                             snapshot.put_quietly(key, &row)?;
                         }
                     }
@@ -113,7 +113,7 @@ async fn mark_lost(ledger: &RedisLedger, now: Time, terms: SweepSettings) -> Res
             )
             .await?;
         lost += marked;
-        if marked == 0 && !terms.dry_run {
+        if marked == 0 && !settings.dry_run {
             return Ok(lost); // another sweep was faster
         }
     }
@@ -133,7 +133,7 @@ async fn forget_old(
     hash: &str,
     scope: Option<i32>,
     cutoff: Time,
-    terms: SweepSettings,
+    settings: SweepSettings,
 ) -> Result<u64> {
     let mut old: BTreeMap<Vec<u8>, [Vec<u8>; 3]> = BTreeMap::new();
     scan(ledger, hash, |field, stored| {
@@ -153,12 +153,12 @@ async fn forget_old(
         Ok(())
     })
     .await?;
-    if terms.dry_run {
+    if settings.dry_run {
         return Ok(old.len() as u64);
     }
     let mut gone = 0;
     let old: Vec<_> = old.into_iter().collect();
-    for batch in old.chunks(terms.batch_max.max(1) as usize) {
+    for batch in old.chunks(settings.batch_max.max(1) as usize) {
         let args = |script: &mut redis::ScriptInvocation<'_>| {
             for (field, [stamp, index, member]) in batch {
                 script.arg(hash).arg(field.as_slice()).arg(stamp.as_slice());

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 /// How often a contended transaction is tried before the caller gets an error. SQLite waits within
 /// each try (see [`wait`]); retrying covers the cases in which SQLite does not call its busy
 /// handler.
-const TRIES_MAX: u32 = 4;
+const ATTEMPTS_MAX: u32 = 4;
 /// How often the busy handler lets SQLite check the lock again: about five seconds in all.
 const WAITS_MAX: i32 = 500;
 
@@ -113,12 +113,12 @@ pub(crate) fn must_hold_no_bus(conn: &Connection, what: &str) -> Result<()> {
 
 /// Retries while another connection is in the way.
 pub(crate) fn patiently<T>(mut run: impl FnMut() -> Result<T>) -> Result<T> {
-    let mut tries = 1;
+    let mut attempts = 1;
     loop {
         match run() {
-            Err(Error::Contended { .. }) if tries < TRIES_MAX => {
-                std::thread::sleep(Duration::from_millis(10 << tries));
-                tries += 1;
+            Err(Error::Contended { .. }) if attempts < ATTEMPTS_MAX => {
+                std::thread::sleep(Duration::from_millis(10 << attempts));
+                attempts += 1;
             }
             result => return result,
         }

@@ -18,7 +18,7 @@ impl<T> Doing<T> for rusqlite::Result<T> {
 
 /// Maps a driver's error to its meaning.
 pub(crate) fn meaning(what: &str, error: rusqlite::Error) -> Error {
-    let says = |why: &str| format!("{what}: {why}");
+    let says = |reason: &str| format!("{what}: {reason}");
     match error.sqlite_error_code() {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked | ErrorCode::FileLockingProtocolFailed) => {
             Error::Contended {

@@ -19,11 +19,13 @@ mod held;
 pub mod journal;
 pub mod keys;
 mod ledger_tx;
+mod part;
 mod quick;
 mod read;
 pub(crate) mod reader;
 pub mod records;
 pub(crate) mod requests;
+mod scan;
 mod schema;
 mod sweep;
 mod transaction;
@@ -339,8 +341,8 @@ impl Operations for SqliteLedger {
         answer(self.0.read.send(move |conn| read::audit(conn, limit))).await
     }
 
-    async fn sweep(&self, terms: SweepSettings) -> Result<Swept> {
-        sweep::sweep(self, terms).await
+    async fn sweep(&self, settings: SweepSettings) -> Result<Swept> {
+        sweep::sweep(self, settings).await
     }
 
     async fn check(&self) -> Result<Vec<Finding>> {

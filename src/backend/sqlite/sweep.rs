@@ -24,17 +24,17 @@ struct Old {
     open: u64,
 }
 
-pub(super) async fn sweep(ledger: &SqliteLedger, terms: SweepSettings) -> Result<Swept> {
+pub(super) async fn sweep(ledger: &SqliteLedger, settings: SweepSettings) -> Result<Swept> {
     let now = ledger.0.clock.now();
-    if terms.dry_run {
-        return answer(ledger.0.read.send(move |conn| rehearse(conn, now, terms))).await;
+    if settings.dry_run {
+        return answer(ledger.0.read.send(move |conn| rehearse(conn, now, settings))).await;
     }
-    let pace = answer(ledger.0.write.send(move |ledger_tx| keep_pace(ledger_tx, now, terms))).await?;
-    let cutoff = now.minus(pace.terms(terms).retention);
+    let pace = answer(ledger.0.write.send(move |ledger_tx| keep_pace(ledger_tx, now, settings))).await?;
+    let cutoff = now.minus(pace.apply(settings).retention);
     let mut swept = Swept { paused_until: pace.paused_until, ..Swept::default() };
-    swept.lost = mark_lost(ledger, now, terms.batch_max).await?;
-    swept.rows = sweep_timeless(ledger, cutoff, terms.batch_max).await?;
-    swept.rows += sweep_kept(ledger, cutoff, terms.batch_max).await?;
+    swept.lost = mark_lost(ledger, now, settings.batch_max).await?;
+    swept.rows = sweep_timeless(ledger, cutoff, settings.batch_max).await?;
+    swept.rows += sweep_kept(ledger, cutoff, settings.batch_max).await?;
     answer(ledger.0.write.send(move |ledger_tx| held::forget_markers(ledger_tx.conn, cutoff))).await?;
     for week in answer(ledger.0.read.send(move |conn| old_weeks(conn, cutoff))).await? {
         let seen = answer(ledger.0.read.send(move |conn| look_at(conn, week))).await?;
@@ -57,8 +57,8 @@ fn pace(conn: &Connection) -> Result<Option<Pace>> {
 }
 
 /// Records that a sweep begins, before it deletes anything.
-fn keep_pace(ledger_tx: &mut LedgerTx<'_>, now: Time, terms: SweepSettings) -> Result<Pace> {
-    let next = Pace::next(pace(ledger_tx.conn)?, now, terms.retention);
+fn keep_pace(ledger_tx: &mut LedgerTx<'_>, now: Time, settings: SweepSettings) -> Result<Pace> {
+    let next = Pace::next(pace(ledger_tx.conn)?, now, settings.retention);
     ledger_tx
         .conn
         .execute(
@@ -70,9 +70,9 @@ fn keep_pace(ledger_tx: &mut LedgerTx<'_>, now: Time, terms: SweepSettings) -> R
 }
 
 /// What a sweep would do.
-fn rehearse(conn: &Connection, now: Time, terms: SweepSettings) -> Result<Swept> {
-    let pace = Pace::next(pace(conn)?, now, terms.retention);
-    let cutoff = now.minus(pace.terms(terms).retention);
+fn rehearse(conn: &Connection, now: Time, settings: SweepSettings) -> Result<Swept> {
+    let pace = Pace::next(pace(conn)?, now, settings.retention);
+    let cutoff = now.minus(pace.apply(settings).retention);
     let mut swept = Swept { paused_until: pace.paused_until, ..Swept::default() };
     for table in tables(conn)? {
         swept.lost +=

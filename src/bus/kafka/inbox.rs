@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, oneshot};
 
+use super::gaps::Gaps;
 use crate::bus::{Assignment, BusEvent, Partition, Received};
 use crate::error::{Error, Result};
 
@@ -49,8 +50,23 @@ struct PartitionState {
     /// The offset after the last record received, or the one sought. Initially the group's commit,
     /// if any.
     next: Option<i64>,
-    /// The offsets skipped last: a gap, or records that retention removed.
-    jump: Option<Range<i64>>,
+    gaps: Gaps,
+}
+
+impl PartitionState {
+    /// How many records may be delivered now.
+    fn ready(&self) -> usize {
+        match self.gaps.end() {
+            Some(end) => self.records.partition_point(|next| next.origin.offset < end),
+            None => self.records.len(),
+        }
+    }
+
+    /// Drops everything that was fetched.
+    fn clear(&mut self) {
+        self.records.clear();
+        (self.bytes, self.gaps) = (0, Gaps::default());
+    }
 }
 
 /// A request to continue at another offset.
@@ -79,6 +95,8 @@ struct State {
     over: Option<Error>,
     /// Rotates which partition delivers first, so that a busy one does not starve the others.
     turn: usize,
+    /// The same for the gaps about which the broker is asked.
+    asked: usize,
     /// Whether `next` is waiting now. `listened` is when it last did.
     listening: bool,
     listened: Option<Instant>,
@@ -164,8 +182,7 @@ impl Inbox {
         for partition in &partitions {
             if let Some(own) = state.partitions.get_mut(partition) {
                 own.revoking = true;
-                own.records.clear();
-                own.bytes = 0;
+                own.clear();
                 revoked.push(Assignment { partition: partition.clone(), epoch: own.epoch });
             }
         }
@@ -261,9 +278,7 @@ impl Inbox {
         let partition = Partition { topic: record.origin.topic.clone(), number: record.origin.partition };
         let offset = record.origin.offset;
         if let Some(own) = state.partitions.get_mut(&partition).filter(|own| !own.revoking) {
-            if let Some(next) = own.next.filter(|next| *next < offset) {
-                own.jump = Some(next..offset);
-            }
+            own.gaps.on_record(own.next, offset);
             own.next = Some(offset + 1);
             own.bytes += bytes;
             own.records.push_back(record);
@@ -283,17 +298,45 @@ impl Inbox {
         records < self.records_max && bytes < self.bytes_max
     }
 
-    /// The offsets that partitions have skipped since the last call.
-    pub(super) fn jumps(&self) -> Vec<(Partition, Range<i64>)> {
+    /// Notes that librdkafka has reset a partition to its beginning (`None`: any of them), so its next
+    /// gap may be records that retention removed.
+    pub(super) fn reset(&self, which: Option<&(String, i32)>) {
         let mut state = self.lock();
-        let jumps = state.partitions.iter_mut().filter_map(|(p, own)| Some((p.clone(), own.jump.take()?)));
-        jumps.collect()
+        for (partition, own) in &mut state.partitions {
+            let named = which.is_none_or(|(topic, number)| {
+                partition.topic.as_str() == topic && partition.number == *number
+            });
+            if named && !own.revoking {
+                own.gaps.on_reset();
+            }
+        }
     }
 
-    /// Reports that retention removed records before they were read.
-    pub(super) fn removed(&self, partition: Partition, offsets: Range<i64>) {
+    /// The first gap of each partition about which the broker must be asked, and since when. Starts
+    /// with another one each time.
+    pub(super) fn unknown_gaps(&self) -> Vec<(Partition, Range<i64>, Instant)> {
         let mut state = self.lock();
-        self.report(&mut state, Ok(BusEvent::Removed { partition, offsets }));
+        let unknown = |(partition, own): (&Partition, &PartitionState)| {
+            let (offsets, since) = own.gaps.unknown()?;
+            Some((partition.clone(), offsets, since))
+        };
+        let mut all: Vec<_> = state.partitions.iter().filter_map(unknown).collect();
+        if !all.is_empty() {
+            state.asked = state.asked.wrapping_add(1);
+            let first = state.asked % all.len();
+            all.rotate_left(first);
+        }
+        all
+    }
+
+    /// Notes a partition's oldest offset, which tells what of a gap retention removed. `None`: the
+    /// broker does not answer, and all of it counts as removed.
+    pub(super) fn answered(&self, partition: &Partition, gap: &Range<i64>, oldest: Option<i64>) {
+        let mut state = self.lock();
+        if let Some(own) = state.partitions.get_mut(partition) {
+            own.gaps.answered(gap, oldest);
+            self.changed.notify_one();
+        }
     }
 
     /// Reports an error to the subscriber.
@@ -315,9 +358,8 @@ impl Inbox {
     /// Drops everything fetched before a seek to `next`.
     pub(super) fn clear(&self, partition: &Partition, next: i64) {
         if let Some(own) = self.lock().partitions.get_mut(partition) {
-            (own.next, own.jump) = (Some(next), None);
-            own.records.clear();
-            own.bytes = 0;
+            own.next = Some(next);
+            own.clear();
         }
     }
 
@@ -364,7 +406,7 @@ impl Inbox {
         }
     }
 
-    fn take(&self) -> Option<Result<BusEvent>> {
+    pub(super) fn take(&self) -> Option<Result<BusEvent>> {
         if self.silent.load(Ordering::SeqCst) {
             return None;
         }
@@ -372,15 +414,21 @@ impl Inbox {
         if let Some(news) = state.news.pop_front() {
             return Some(news);
         }
+        let delivers = |own: &PartitionState| !own.paused && !own.revoking;
+        for (partition, own) in state.partitions.iter_mut().filter(|(_, own)| delivers(own)) {
+            let next = own.records.front().map(|next| next.origin.offset);
+            if let Some(offsets) = own.gaps.take_removed(next) {
+                return Some(Ok(BusEvent::Removed { partition: partition.clone(), offsets }));
+            }
+        }
         state.turn = state.turn.wrapping_add(1);
         let turn = state.turn;
         let mut records = Vec::new();
-        let mut partitions: Vec<_> =
-            state.partitions.values_mut().filter(|own| !own.paused && !own.revoking).collect();
+        let mut partitions: Vec<_> = state.partitions.values_mut().filter(|own| delivers(own)).collect();
         let first = turn % partitions.len().max(1);
         partitions.rotate_left(first);
         for own in partitions {
-            let count = own.records.len().min(RECORDS_MAX - records.len());
+            let count = own.ready().min(RECORDS_MAX - records.len());
             records.extend(own.records.drain(..count));
             own.bytes = own.records.iter().map(|r| r.record.bytes()).sum();
         }
@@ -391,7 +439,7 @@ impl Inbox {
     }
 
     /// Wakes a subscriber that may have something to receive now.
-    pub(super) fn nudge(&self) {
+    pub(super) fn wake_subscriber(&self) {
         self.changed.notify_one();
         self.wake_up.wake();
     }

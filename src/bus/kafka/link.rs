@@ -18,9 +18,10 @@ pub(super) struct Link {
     /// The name of this client, for logs.
     who: String,
     state: Mutex<State>,
-    /// Whether librdkafka has reset a partition to its beginning because the requested offset was
-    /// gone.
-    reset: AtomicBool,
+    /// The partitions that librdkafka has reset to their beginning, because the requested offset was
+    /// gone, and whether there are any. `None` stands for one whose name could not be read.
+    resets: Mutex<Vec<Option<(String, i32)>>>,
+    has_resets: AtomicBool,
 }
 
 #[derive(Default)]
@@ -46,7 +47,12 @@ enum Rejected {
 
 impl Link {
     pub(super) fn new(who: impl Into<String>) -> Self {
-        Link { who: who.into(), state: Mutex::default(), reset: AtomicBool::default() }
+        Link {
+            who: who.into(),
+            state: Mutex::default(),
+            resets: Mutex::default(),
+            has_resets: AtomicBool::default(),
+        }
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
@@ -76,9 +82,13 @@ impl Link {
         self.state().drained = true;
     }
 
-    /// Whether librdkafka has reset a partition to its beginning since the last call.
-    pub(super) fn was_reset(&self) -> bool {
-        self.reset.swap(false, Ordering::Relaxed)
+    /// The partitions (topic and number) that librdkafka has reset to their beginning since the last
+    /// call. `None` may be any.
+    pub(super) fn resets(&self) -> Vec<Option<(String, i32)>> {
+        if !self.has_resets.swap(false, Ordering::AcqRel) {
+            return Vec::new();
+        }
+        std::mem::take(&mut self.resets.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Why the last connection failed, if one did.
@@ -136,10 +146,11 @@ impl Link {
         // Log connection attempts and leader changes at debug level only, since each would be a
         // line. `failed` reports outages.
         let connection = matches!(about, "FAIL" | "ERROR" | "REQTMOUT" | "METADATAUPDATE");
-        // This log line is librdkafka's only sign of a reset. It decides nothing but when to look
-        // for removed records.
+        // This log line is librdkafka's only sign of a reset. It comes before the records that the
+        // partition goes on with, and decides which gaps are looked at.
         if about == "OFFSET" {
-            self.reset.store(true, Ordering::Relaxed);
+            self.resets.lock().unwrap_or_else(PoisonError::into_inner).push(reset_of(line));
+            self.has_resets.store(true, Ordering::Release);
         }
         // Only this log line says why the first connection fails.
         if about == "FAIL" {
@@ -159,6 +170,14 @@ impl Link {
             _ => tracing::debug!(target: "hapax::kafka", client = %self.who, about, "{line}"),
         }
     }
+}
+
+/// The partition in a line such as `[thrd:main]: orders [3]: offset reset (at offset 5, …`.
+fn reset_of(line: &str) -> Option<(String, i32)> {
+    let (head, _) = line.split_once(": offset reset ")?;
+    let (topic, number) = head.strip_suffix(']')?.rsplit_once(" [")?;
+    let topic = topic.rsplit(' ').next().unwrap_or(topic);
+    Some((topic.to_owned(), number.parse().ok()?))
 }
 
 /// The context of clients that do not belong to a group.
@@ -254,4 +273,21 @@ pub(super) fn passes_soon(code: Code) -> bool {
             | Code::NotCoordinator
             | Code::WaitingForCoordinator
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reset_names_its_partition() {
+        let logged = "[thrd:main]: orders.v1 [3]: offset reset (at offset 5 (leader epoch 0), broker 1) to offset BEGINNING \
+                    (leader epoch -1): fetch failed due to requested offset not available on the broker: Broker: Offset out of range";
+        let link = Link::new("test");
+        assert_eq!(link.resets(), []);
+        link.line(RDKafkaLogLevel::Warning, "OFFSET", logged);
+        link.line(RDKafkaLogLevel::Warning, "OFFSET", "in other words");
+        assert_eq!(link.resets(), [Some(("orders.v1".to_owned(), 3)), None]);
+        assert_eq!(link.resets(), []);
+    }
 }

@@ -12,6 +12,7 @@
 //! fatal error, or with partitions it never reported (confluentinc/librdkafka#5541).
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -39,10 +40,10 @@ use crate::id::Topic;
 /// How long the thread sleeps when nothing happens. Its deadlines are late by at most this.
 pub(super) const IDLE: Duration = Duration::from_millis(100);
 
-/// How long after librdkafka reset a partition to its beginning to check gaps for removed records.
-const RESET_MAX: Duration = Duration::from_secs(30);
-/// How long such a check may take.
+/// How long the broker may take to say whether the records of a gap were removed.
 const LOOK_MAX: Duration = Duration::from_secs(2);
+/// How long it is asked. A gap about which it does not answer until then is reported as removed.
+const UNKNOWN_MAX: Duration = Duration::from_secs(30);
 
 pub(super) type MemberConsumer = BaseConsumer<Member>;
 
@@ -219,18 +220,28 @@ impl Member {
         Some(Received { record, origin, unreadable })
     }
 
-    /// Reports records that retention removed, after librdkafka has reset a partition to its
-    /// beginning.
-    fn tell_removed(&self, consumer: &MemberConsumer) {
-        for (partition, jump) in self.inbox.jumps() {
+    /// Passes on which partitions librdkafka has reset. Called before a record is buffered: the reset
+    /// came before it.
+    fn note_resets(&self) {
+        for reset in self.link.resets() {
+            self.inbox.reset(reset.as_ref());
+        }
+    }
+
+    /// Asks the broker whether gaps are records that retention removed. Without an answer it is asked
+    /// again, and what lies behind the gap waits.
+    fn look_at_gaps(&self, consumer: &MemberConsumer, gaps: Vec<(Partition, Range<i64>, Instant)>) {
+        for (partition, gap, since) in gaps {
             let (topic, number) = (partition.topic.as_str(), partition.number);
             match consumer.fetch_watermarks(topic, number, LOOK_MAX) {
-                Ok((oldest, _)) if oldest > jump.start => {
-                    self.inbox.removed(partition, jump.start..oldest.min(jump.end));
+                Ok((oldest, _)) => self.inbox.answered(&partition, &gap, Some(oldest)),
+                Err(error) if since.elapsed() < UNKNOWN_MAX => {
+                    tracing::debug!(target: "hapax::kafka", group = %self.group, %partition, %error, "whether records were removed is not known yet");
+                    return; // the thread must poll; the others have their turn
                 }
-                Ok(_) => {} // a gap
                 Err(error) => {
-                    tracing::debug!(target: "hapax::kafka", group = %self.group, %error, "whether records were removed is not known");
+                    tracing::warn!(target: "hapax::kafka", group = %self.group, %partition, %error, "whether records were removed is not known; they are reported as removed");
+                    self.inbox.answered(&partition, &gap, None);
                 }
             }
         }
@@ -292,7 +303,7 @@ pub(super) fn run(consumer: &MemberConsumer) -> End {
     let mut unreadable: Vec<Code> = Vec::new();
     let mut idle = 0;
     let mut polled = Instant::now();
-    let (mut reset, mut looked) = (None, Instant::now());
+    let mut looked = Instant::now();
     loop {
         if inbox.is_leaving() {
             return End::Left;
@@ -314,15 +325,10 @@ pub(super) fn run(consumer: &MemberConsumer) -> End {
         if member.astray.load(Ordering::SeqCst) {
             return End::Again;
         }
-        if member.link.was_reset() {
-            reset = Some(Instant::now());
-        }
-        if let Some(since) = reset
-            && looked.elapsed() >= IDLE
-        {
+        member.note_resets();
+        if looked.elapsed() >= IDLE {
+            member.look_at_gaps(consumer, inbox.unknown_gaps());
             looked = Instant::now();
-            reset = Some(since).filter(|since| since.elapsed() < RESET_MAX);
-            member.tell_removed(consumer);
         }
         if !inbox.has_room() {
             inbox.wake_up.wait(IDLE);
@@ -335,6 +341,7 @@ pub(super) fn run(consumer: &MemberConsumer) -> End {
                 member.link.delivered();
                 if let Some(received) = member.received(&message) {
                     let bytes = received.record.bytes();
+                    member.note_resets();
                     let _flow = inbox.flow();
                     if let Some(anew) = inbox.push(received, bytes) {
                         let _ = consumer.resume(&to_list(&[anew])); // it was assigned again and is not paused

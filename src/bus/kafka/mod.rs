@@ -24,6 +24,7 @@
 //! ```
 
 mod begin;
+mod gaps;
 mod inbox;
 mod link;
 mod member;
@@ -389,14 +390,14 @@ impl Bus for KafkaBus {
         Ok(Box::new(subscriber))
     }
 
-    async fn create_topic(&self, topic: &Topic, terms: TopicSettings) -> Result<bool> {
-        check_topic(topic, &terms)?;
+    async fn create_topic(&self, topic: &Topic, settings: TopicSettings) -> Result<bool> {
+        check_topic(topic, &settings)?;
         let timeout = self.shared.settings.answer_timeout;
         let retention =
-            terms.retention.map_or_else(|| "-1".to_owned(), |retention| retention.as_millis().to_string());
-        let bytes = terms.retention_bytes.map_or_else(|| "-1".to_owned(), |bytes| bytes.to_string());
+            settings.retention.map_or_else(|| "-1".to_owned(), |retention| retention.as_millis().to_string());
+        let bytes = settings.retention_bytes.map_or_else(|| "-1".to_owned(), |bytes| bytes.to_string());
         let replication = TopicReplication::Fixed(self.shared.settings.replication.unwrap_or(-1));
-        let new = NewTopic::new(topic.as_str(), terms.partitions, replication)
+        let new = NewTopic::new(topic.as_str(), settings.partitions, replication)
             .set("retention.ms", &retention)
             .set("retention.bytes", &bytes);
         let options = AdminOptions::new().request_timeout(Some(timeout)).operation_timeout(Some(timeout));

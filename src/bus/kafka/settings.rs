@@ -228,10 +228,11 @@ impl KafkaSettings {
     }
 
     fn check_property(&self, name: &str, value: &str) -> Result<()> {
-        let refused =
-            |why: &str| Err(Error::Config(format!("the Kafka property {name}={value} is refused: {why}")));
-        if let Some((_, why)) = OURS.iter().find(|(ours, _)| *ours == name) {
-            return refused(why);
+        let refused = |reason: &str| {
+            Err(Error::Config(format!("the Kafka property {name}={value} is refused: {reason}")))
+        };
+        if let Some((_, reason)) = OURS.iter().find(|(ours, _)| *ours == name) {
+            return refused(reason);
         }
         match name {
             "enable.idempotence" if value != "true" => {

@@ -290,7 +290,7 @@ impl Subscriber for KafkaSubscriber {
             return Ok(());
         }
         self.consumer()?.resume(&to_list(&mine)).map_err(|e| meaning("resuming", e))?;
-        self.inbox.nudge();
+        self.inbox.wake_subscriber();
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::bus::assignments::GroupAssignment;
-use crate::bus::group::{Seat, Step, plan};
+use crate::bus::group::{PartitionSlot, Step, plan};
 use crate::bus::route::{check_offset, check_topic, fenced, no_partition, no_topic, partition_of};
 use crate::bus::{Assignment, Partition, Received, Record, Start, Subscription, TopicInfo, TopicSettings};
 use crate::clock::Time;
@@ -23,7 +23,7 @@ pub(super) struct State {
 }
 
 struct Records {
-    terms: TopicSettings,
+    settings: TopicSettings,
     partitions: Vec<Log>,
     /// The partition that got the last record without a key.
     turn: usize,
@@ -49,10 +49,10 @@ impl Log {
         }
     }
 
-    fn sweep(&mut self, terms: &TopicSettings, now: Time) {
-        let too_old = |at: Time| terms.retention.is_some_and(|kept| now.since(at) > kept);
+    fn sweep(&mut self, settings: &TopicSettings, now: Time) {
+        let too_old = |at: Time| settings.retention.is_some_and(|kept| now.since(at) > kept);
         while self.records.front().is_some_and(|(at, _)| too_old(*at))
-            || terms.retention_bytes.is_some_and(|max| self.bytes > max && !self.records.is_empty())
+            || settings.retention_bytes.is_some_and(|max| self.bytes > max && !self.records.is_empty())
         {
             self.remove_first();
         }
@@ -84,20 +84,20 @@ struct Holding {
 }
 
 impl State {
-    pub(super) fn create_topic(&mut self, topic: &Topic, terms: TopicSettings) -> Result<bool> {
-        check_topic(topic, &terms)?;
+    pub(super) fn create_topic(&mut self, topic: &Topic, settings: TopicSettings) -> Result<bool> {
+        check_topic(topic, &settings)?;
         if self.topics.contains_key(topic) {
             return Ok(false);
         }
-        let partitions = (0..terms.partitions).map(|_| Log::default()).collect();
-        self.topics.insert(topic.clone(), Records { terms, partitions, turn: 0 });
+        let partitions = (0..settings.partitions).map(|_| Log::default()).collect();
+        self.topics.insert(topic.clone(), Records { settings, partitions, turn: 0 });
         Ok(true)
     }
 
     pub(super) fn topic(&self, topic: &Topic) -> Option<TopicInfo> {
         self.topics.get(topic).map(|records| TopicInfo {
-            partitions: records.terms.partitions,
-            retention: records.terms.retention,
+            partitions: records.settings.partitions,
+            retention: records.settings.retention,
             compacted: false,
             replication: None,
             min_insync: None,
@@ -133,13 +133,13 @@ impl State {
             let number = if let Some(number) = to {
                 number
             } else if let Some(key) = &record.key {
-                partition_of(key, all.terms.partitions)
+                partition_of(key, all.settings.partitions)
             } else {
                 all.turn = (all.turn + 1) % all.partitions.len();
                 all.turn as i32
             };
             let log = &mut all.partitions[number as usize];
-            log.sweep(&all.terms, now);
+            log.sweep(&all.settings, now);
             origins.push(Ok(Origin::new(topic.clone(), number, log.end())));
             log.bytes += record.bytes() as u64;
             log.records
@@ -181,7 +181,7 @@ impl State {
             if subscription.start != Start::Refuse {
                 continue;
             }
-            for number in 0..records.terms.partitions {
+            for number in 0..records.settings.partitions {
                 let partition = Partition { topic: topic.clone(), number };
                 if self.committed(&subscription.group, &partition).is_none() {
                     return Err(Error::NotFound(format!(
@@ -211,7 +211,7 @@ impl State {
 
     pub(super) fn leave(&mut self, group: &str, member: u64, now: Instant) {
         if let Some(group) = self.groups.get_mut(group) {
-            group.throw_out(member);
+            group.remove_member(member);
         }
         self.rebalance(group, now);
     }
@@ -270,7 +270,7 @@ impl State {
         let late = |holding: &&Holding| holding.revoke_by.is_some_and(|by| by <= now);
         let members: Vec<u64> = group.held.values().filter(late).map(|holding| holding.member).collect();
         for member in &members {
-            group.throw_out(*member);
+            group.remove_member(*member);
         }
         if !members.is_empty() {
             self.rebalance(name, now);
@@ -282,7 +282,7 @@ impl State {
     pub(super) fn expire(&mut self, name: &str, partition: &Partition) -> bool {
         let Some(group) = self.groups.get_mut(name) else { return false };
         let Some(member) = group.held.get(partition).map(|holding| holding.member) else { return false };
-        group.throw_out(member);
+        group.remove_member(member);
         self.rebalance(name, Instant::now());
         true
     }
@@ -295,7 +295,7 @@ impl State {
             let silent = |m: &&u64| group.members[*m].silent.load(std::sync::atomic::Ordering::SeqCst);
             let members: Vec<u64> = group.members.keys().filter(silent).copied().collect();
             for member in members {
-                group.throw_out(member);
+                group.remove_member(member);
             }
             self.rebalance(&name, Instant::now());
         }
@@ -310,16 +310,16 @@ impl State {
         topics.dedup();
         let mut partitions = Vec::new();
         for topic in topics {
-            let count = self.topics.get(topic).map_or(0, |records| records.terms.partitions);
+            let count = self.topics.get(topic).map_or(0, |records| records.settings.partitions);
             partitions.extend((0..count).map(|number| Partition { topic: topic.clone(), number }));
         }
         let begun: BTreeSet<Topic> =
             group.committed.keys().map(|partition| partition.topic.clone()).collect();
-        let seats: Vec<Seat> = partitions.iter().map(|p| group.seat(p, &members)).collect();
-        for step in plan(members.len(), &seats) {
+        let slots: Vec<PartitionSlot> = partitions.iter().map(|p| group.slot(p, &members)).collect();
+        for step in plan(members.len(), &slots) {
             match step {
-                Step::Give { seat, to } => {
-                    let partition = &partitions[seat];
+                Step::Assign { slot, to } => {
+                    let partition = &partitions[slot];
                     group.epoch_last += 1;
                     let holding = Holding { member: members[to], epoch: group.epoch_last, revoke_by: None };
                     group.held.insert(partition.clone(), holding);
@@ -333,8 +333,8 @@ impl State {
                         group.committed.entry(partition.clone()).or_insert(end);
                     }
                 }
-                Step::Revoke { seat } => {
-                    if let Some(holding) = group.held.get_mut(&partitions[seat]) {
+                Step::Revoke { slot } => {
+                    if let Some(holding) = group.held.get_mut(&partitions[slot]) {
                         holding.revoke_by = Some(now + group.members[&holding.member].revoke_timeout);
                     }
                 }
@@ -349,14 +349,14 @@ impl Group {
         holding.is_some_and(|holding| holding.member == member && holding.epoch == assigned.epoch)
     }
 
-    fn throw_out(&mut self, member: u64) {
+    fn remove_member(&mut self, member: u64) {
         self.members.remove(&member);
         self.held.retain(|_, holding| holding.member != member);
     }
 
-    fn seat(&self, partition: &Partition, members: &[u64]) -> Seat {
+    fn slot(&self, partition: &Partition, members: &[u64]) -> PartitionSlot {
         let holding = self.held.get(partition);
-        Seat {
+        PartitionSlot {
             holder: holding.and_then(|holding| members.iter().position(|m| *m == holding.member)),
             revoking: holding.is_some_and(|holding| holding.revoke_by.is_some()),
             eligible: (0..members.len())

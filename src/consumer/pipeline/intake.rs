@@ -11,7 +11,7 @@ use super::window::{self, Answered};
 use crate::bus::{BusEvent, Partition, Pulse, Received};
 use crate::consumer::Passed;
 use crate::consumer::arrival::{Arrival, Queued, Source};
-use crate::consumer::held::Looked;
+use crate::consumer::held::DueAnswer;
 use crate::error::{Error, Result};
 
 impl Pipeline {
@@ -23,7 +23,7 @@ impl Pipeline {
                 }
                 match event {
                     BusEvent::Records(records) => self.receive(records)?,
-                    BusEvent::Assigned(given) => self.on_assigned(given),
+                    BusEvent::Assigned(assigned) => self.on_assigned(assigned),
                     BusEvent::Revoked(revoked) => self.on_revoked(&revoked).await?,
                     BusEvent::Lost(lost) => self.on_lost(&lost),
                     BusEvent::Removed { partition, offsets } => self.on_removed(&partition, &offsets),
@@ -126,8 +126,8 @@ impl Pipeline {
     }
 
     /// Queues due events from the ledger as if they had just arrived.
-    pub(super) fn on_due(&mut self, looked: Looked) -> Result<()> {
-        let due = self.held.on_due(looked, self.ledger.epoch())?;
+    pub(super) fn on_due(&mut self, answer: DueAnswer) -> Result<()> {
+        let due = self.held.on_due(answer, self.ledger.epoch())?;
         if self.state.draining.is_some() {
             return Ok(());
         }

@@ -114,7 +114,7 @@ impl Pipeline {
         for (lane, mut arrivals) in waiting.drain(..) {
             arrivals.retain(|arrival| !is_gone(&arrival.source));
             if arrivals.is_empty() {
-                self.queues.give(lane, Vec::new(), None);
+                self.queues.release(lane, Vec::new(), None);
             } else {
                 self.alone.push_back((lane, arrivals));
             }

@@ -13,7 +13,7 @@ use crate::consumer::Passed;
 use crate::consumer::arrival::{Arrival, Ending, Key};
 use crate::consumer::claim::{ConsumerContext, away, is_contention};
 use crate::consumer::handle::{Failed, Handled};
-use crate::consumer::marks::Marks;
+use crate::consumer::markers::Markers;
 use crate::consumer::worker::{Suspects, Worker};
 use crate::error::{Error, Result};
 use crate::event::Event;
@@ -24,7 +24,7 @@ pub(super) struct TransactionalWorker<L, H> {
     pub(super) context: ConsumerContext,
     pub(super) ledger: L,
     pub(super) handler: H,
-    pub(super) marks: Arc<Marks>,
+    pub(super) markers: Arc<Markers>,
 }
 
 /// How one try of a piece ended.
@@ -86,7 +86,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> Worker for TransactionalWorker<
             }
             return vec![endings];
         }
-        let under_way = match self.marks.cover(&self.ledger, &self.context.settings, lanes).await {
+        let under_way = match self.markers.cover(&self.ledger, &self.context.settings, lanes).await {
             Ok(under_way) => under_way,
             Err(error) => {
                 let mut ending = each_away(error);
@@ -94,21 +94,21 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> Worker for TransactionalWorker<
             }
         };
         let mut batch = Batch::of(lanes);
-        self.take_apart(lanes, &mut batch).await;
+        self.bisect(lanes, &mut batch).await;
         drop(under_way);
         batch.endings
     }
 
     async fn suspects(&self, partitions: &[Partition]) -> Result<Vec<Suspects>> {
-        self.marks.unfinished(&self.ledger, &self.context.settings.scope, partitions).await
+        self.markers.unfinished(&self.ledger, &self.context.settings.scope, partitions).await
     }
 
     fn cleared(&self, partition: &Partition) {
-        self.marks.cleared(partition);
+        self.markers.cleared(partition);
     }
 
     async fn release(&self, partitions: &[(Partition, Option<i64>)]) {
-        self.marks.clear(&self.ledger, &self.context.settings.scope, partitions).await;
+        self.markers.clear(&self.ledger, &self.context.settings.scope, partitions).await;
     }
 }
 
@@ -139,7 +139,7 @@ type Places = Vec<(usize, usize)>;
 impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
     /// Tries everything at once, then parts of what failed. One bad event costs some retries and
     /// affects no other.
-    async fn take_apart(&self, lanes: &mut [Vec<Arrival>], batch: &mut Batch) {
+    async fn bisect(&self, lanes: &mut [Vec<Arrival>], batch: &mut Batch) {
         let mut pieces = in_pieces(lanes);
         while let Some(mut piece) = pieces.pop() {
             // Behind a delivery that must wait, nothing of its lane runs.
@@ -223,7 +223,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
     }
 
     async fn attempt(&self, lanes: &[Vec<Arrival>], piece: &Places) -> Try {
-        for _ in 0..TRIES_MAX {
+        for _ in 0..ATTEMPTS_MAX {
             match self.attempt_once(lanes, piece).await {
                 Try::Again(error) if is_contention(&error) => {
                     tracing::debug!(target: "hapax", error = %error.chain(), "a batch is tried again");
@@ -232,7 +232,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
                 other => return other,
             }
         }
-        let what = format!("a batch gave up after {TRIES_MAX} lock conflicts");
+        let what = format!("a batch gave up after {ATTEMPTS_MAX} lock conflicts");
         Try::Again(Error::Contended { what, source: None })
     }
 
@@ -455,7 +455,7 @@ fn each_away(error: Error) -> impl FnMut() -> Ending {
 }
 
 /// How often to retry a batch that meets contention before others get their turn.
-const TRIES_MAX: u32 = 20;
+const ATTEMPTS_MAX: u32 = 20;
 pub(super) const PAUSE: Duration = Duration::from_millis(50);
 /// How long to wait for a rollback when the process must end.
 const UNDO_MAX: Duration = Duration::from_secs(1);

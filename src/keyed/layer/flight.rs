@@ -52,7 +52,7 @@ impl Flights {
 
     /// Others wait for this request, if it goes to the store, for `patience` at most.
     pub(super) fn enter(&self, begin: &Begin, patience: Duration) -> Entered {
-        let name = (begin.tenant.clone(), begin.key.clone(), begin.print.fingerprint);
+        let name = (begin.tenant.clone(), begin.key.clone(), begin.fingerprint.whole);
         let now = Instant::now();
         let mut flights = self.lock();
         if let Some(flight) = flights.get(&name).filter(|flight| now < flight.until) {
@@ -87,11 +87,11 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
     use super::*;
-    use crate::keyed::{RequestParts, RequestPrint};
+    use crate::keyed::{RequestFingerprint, RequestParts};
 
     fn begin(key: &IdempotencyKey, body: &[u8]) -> Begin {
         let request = RequestParts { method: "POST", target: "/orders", body, ..Default::default() };
-        Begin::new(None, key.clone(), RequestPrint::of(&[7; 32], &request))
+        Begin::new(None, key.clone(), RequestFingerprint::of(&[7; 32], &request))
     }
 
     const PATIENCE: Duration = Duration::from_mins(1);

@@ -14,9 +14,9 @@ use tokio::time::{Instant, timeout};
 use tower_service::Service;
 use tracing::Instrument as _;
 
-use super::beat::{self, Heartbeat};
 use super::fate::{Fate, Handled, Routed, collect, kept};
 use super::flight::Leader;
+use super::heartbeat::{self, Heartbeat};
 use super::problem::Problem;
 use super::service::Shared;
 use super::tx::{Closed, OpenRequest, Slot};
@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::keyed::{Answer, Ended, KeyLease};
 
 /// How often the store is told how a run has ended.
-const TRIES_MAX: u32 = 5;
+const ATTEMPTS_MAX: u32 = 5;
 /// How long a client waits for the end of a handler that was stopped. The handler is waited for
 /// without it as long as that takes.
 const END_WAIT: Duration = Duration::from_secs(1);
@@ -78,9 +78,9 @@ impl Leased {
     {
         crate::crash_point!("keyed.granted");
         let mut asked = asked;
-        if beat::is_late(&self.layer, asked) {
+        if heartbeat::is_late(&self.layer, asked) {
             let before = asked + self.layer.settings.lease;
-            let Ok(extended) = beat::extend(&self.layer, &self.lease, before).await else {
+            let Ok(extended) = heartbeat::extend(&self.layer, &self.lease, before).await else {
                 self.release(Ended::Undone).await;
                 return Problem::running().into_response();
             };
@@ -148,12 +148,12 @@ impl Leased {
     /// Tells the store how the run has ended. A call without an answer is repeated: under its token it
     /// ends the run once.
     async fn tell<F: Future<Output = Result<()>>>(&self, what: &str, call: impl Fn() -> F) -> Result<()> {
-        let mut tries = 1;
+        let mut attempts = 1;
         loop {
             match self.layer.bounded(what, call()).await {
-                Err(error) if error.is_retryable() && tries < TRIES_MAX => {
-                    tokio::time::sleep(Duration::from_millis(50) * tries).await;
-                    tries += 1;
+                Err(error) if error.is_retryable() && attempts < ATTEMPTS_MAX => {
+                    tokio::time::sleep(Duration::from_millis(50) * attempts).await;
+                    attempts += 1;
                 }
                 told => return told,
             }

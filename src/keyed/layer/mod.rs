@@ -1,10 +1,10 @@
 //! `Idempotency-Key` for the routes of an axum service.
 
-mod beat;
 mod fate;
 mod flight;
 mod given_up;
 mod handle;
+mod heartbeat;
 mod problem;
 mod service;
 mod tx;

@@ -24,7 +24,7 @@ use super::given_up::{GivenUp, give_back};
 use super::handle::{InTransaction, Leased};
 use super::problem::{Problem, RETENTION, replayed};
 use crate::error::{Error, Result as StoreResult};
-use crate::keyed::{Answer, Begin, Begun, IdempotencyKey, Keys, RequestParts, RequestPrint};
+use crate::keyed::{Answer, Begin, Begun, IdempotencyKey, Keys, RequestFingerprint, RequestParts};
 
 /// The pause before a running request of another process is looked at again. It doubles.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
@@ -32,7 +32,7 @@ const PAUSE_MAX: Duration = Duration::from_millis(500);
 /// Nobody waits for a request of this process for longer, whatever the settings are.
 const PATIENCE_MAX: Duration = Duration::from_hours(1);
 /// How often a store that gives no answer is asked to begin a request.
-const TRIES_MAX: u32 = 3;
+const ATTEMPTS_MAX: u32 = 3;
 
 /// The service that [`KeyedLayer`](super::KeyedLayer) makes.
 #[derive(Clone)]
@@ -64,14 +64,14 @@ impl Shared {
     /// Begins a leased request. A call without an answer may have been granted the key: it is repeated
     /// under its nonce, and gets what it was granted.
     async fn begin(&self, begin: &Begin) -> StoreResult<Begun> {
-        let mut tries = 1;
+        let mut attempts = 1;
         loop {
             match timeout(self.settings.store_timeout, self.keys.begin(begin)).await {
                 Ok(outcome) => return outcome,
-                Err(late) if tries == TRIES_MAX => {
+                Err(late) if attempts == ATTEMPTS_MAX => {
                     return Err(Error::unavailable("beginning a request", late));
                 }
-                Err(_) => tries += 1,
+                Err(_) => attempts += 1,
             }
         }
     }
@@ -166,8 +166,8 @@ async fn prepare(layer: &Shared, request: Request<Body>) -> Result<(Parts, Bytes
         headers: &headers,
         canonical_json: settings.canonical_json,
     };
-    let print = RequestPrint::of(layer.keys.secret(), &request);
-    let mut begin = Begin::new(caller.tenant, key, print);
+    let fingerprint = RequestFingerprint::of(layer.keys.secret(), &request);
+    let mut begin = Begin::new(caller.tenant, key, fingerprint);
     begin.after_failure = settings.after_failure;
     // A transaction ends with its handler, at the latest.
     begin.lease = if settings.transactions.is_some() { settings.timeout } else { settings.lease };
@@ -299,8 +299,8 @@ mod tests {
         let layer = KeyedLayer::new(MemoryKeys::default());
         let (one, other) = (layer.layer(()), layer.layer(()));
         let request = RequestParts { method: "POST", target: "/", body: b"", ..Default::default() };
-        let print = RequestPrint::of(one.layer.keys.secret(), &request);
-        let begin = Begin::new(None, IdempotencyKey::now_v7(), print);
+        let fingerprint = RequestFingerprint::of(one.layer.keys.secret(), &request);
+        let begin = Begin::new(None, IdempotencyKey::now_v7(), fingerprint);
         let patience = one.layer.patience();
         let first = one.layer.flights.enter(&begin, patience);
         assert!(matches!(first, Entered::Leader(_)));

@@ -31,8 +31,8 @@ pub fn intervene(
                     next.unordered = true;
                     return Ok((Some(next), None));
                 }
-                head.let_go(seq, Some(row.token));
-                head.owe(seq);
+                head.end_lease(seq, Some(row.token));
+                head.must_run_first(seq);
             }
         }
         Intervention::Kill => {
@@ -64,7 +64,7 @@ pub fn intervene(
         }
         Intervention::Forget => {
             if let Some(seq) = seq {
-                head.let_go(seq, Some(row.token));
+                head.end_lease(seq, Some(row.token));
                 head.retrying.remove(&seq);
                 head.parked = head.parked.filter(|parked| *parked != seq);
             }

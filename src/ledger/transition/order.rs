@@ -77,14 +77,14 @@ impl Head {
     }
 
     /// Records that `seq` must run before anything above it.
-    pub(super) fn owe(&mut self, seq: u64) {
+    pub(super) fn must_run_first(&mut self, seq: u64) {
         if !self.is_past(seq) {
             self.retrying.insert(seq);
         }
     }
 
     /// Ends the lease of a run, unless another run has taken over.
-    pub(super) fn let_go(&mut self, seq: u64, token: Option<Token>) {
+    pub(super) fn end_lease(&mut self, seq: u64, token: Option<Token>) {
         self.lease = self.lease.filter(|lease| lease.seq != seq || Some(lease.token) != token);
     }
 
@@ -96,13 +96,13 @@ impl Head {
         }
         self.retrying.remove(&seq);
         if let Some(other) = self.parked.filter(|parked| *parked != seq) {
-            self.owe(other.max(seq));
+            self.must_run_first(other.max(seq));
         }
         self.parked = Some(self.parked.map_or(seq, |parked| parked.min(seq)));
     }
 
     pub(super) fn die(&mut self, seq: u64, token: Option<Token>, on_dead: OnDead) {
-        self.let_go(seq, token);
+        self.end_lease(seq, token);
         match on_dead {
             OnDead::Skip => self.advance(seq),
             OnDead::Park => self.park(seq),

@@ -125,23 +125,23 @@ pub async fn a11_a_sweep_goes_in_batches(harness: &impl AccessHarness) {
     }
     harness.advance(DAY * 31).await;
     store.note(&note(25)).await.expect("a row");
-    let mut terms = AuditSweep::new(DAY * 30);
-    terms.batch_max = 10;
-    assert_eq!(store.sweep(&terms).await.expect("a sweep").rows, 25);
+    let mut settings = AuditSweep::new(DAY * 30);
+    settings.batch_max = 10;
+    assert_eq!(store.sweep(&settings).await.expect("a sweep").rows, 25);
     assert_eq!(all_rows(&store).await.len(), 1);
 }
 
 pub async fn a11_one_of_many_sweepers_sweeps(harness: &impl AccessHarness) {
-    let terms = AuditSweep::new(DAY * 30).unless_within(DAY / 2);
+    let settings = AuditSweep::new(DAY * 30).unless_within(DAY / 2);
     let store = harness.open().await;
-    assert!(!store.sweep(&terms).await.expect("a sweep").skipped);
+    assert!(!store.sweep(&settings).await.expect("a sweep").skipped);
     harness.advance(Duration::from_secs(60)).await;
-    assert!(store.sweep(&terms).await.expect("a sweep").skipped, "it was done a minute ago");
+    assert!(store.sweep(&settings).await.expect("a sweep").skipped, "it was done a minute ago");
     harness.advance(DAY).await;
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..4 {
-        let (store, terms) = (harness.open().await, terms.clone());
-        tasks.spawn(async move { u32::from(!store.sweep(&terms).await.expect("a sweep").skipped) });
+        let (store, settings) = (harness.open().await, settings.clone());
+        tasks.spawn(async move { u32::from(!store.sweep(&settings).await.expect("a sweep").skipped) });
     }
     assert_eq!(tasks.join_all().await.into_iter().sum::<u32>(), 1);
 }

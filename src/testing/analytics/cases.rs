@@ -31,12 +31,14 @@ macro_rules! __read_model_cases {
                 m2_a_record_that_is_created_again_is_back
                 m3_a_repeated_block_changes_nothing
                 m10_what_was_applied_is_there_when_it_is_opened_again
+                m11_the_id_stays
             }
             sync {
                 m5_last_sync_at_is_the_earliest_of_the_last_pulses
                 m5_a_late_pulse_takes_nothing_back
                 m5_a_rejected_change_holds_its_tenant_back
                 m5_a_rejected_change_of_nobody_holds_everybody_back
+                m5_two_notes_at_one_offset_hold_back_what_each_does
                 m5_a_read_model_says_how_far_each_partition_is
             }
             questions {
@@ -47,6 +49,11 @@ macro_rules! __read_model_cases {
                 m7_groups_are_ordered_and_complete
                 m8_since_looks_at_the_current_version
                 m9_payloads_come_back_as_they_were
+            }
+            scans {
+                m12_a_scan_shows_every_record_once
+                m12_a_scan_hashes_what_is_stored
+                m12_a_scan_of_a_tenant_or_a_module_shows_no_other
             }
         }
     };

@@ -1,5 +1,5 @@
 //! What every read model must pass. Cases are named after the clauses of the [`ReadModel`] contract
-//! (`m1_` … `m10_`).
+//! (`m1_` … `m12_`).
 //!
 //! A read model implements [`ReadModelHarness`] and is enrolled by one line; every case becomes a test of
 //! its own:
@@ -11,17 +11,19 @@
 use async_trait::async_trait;
 
 use crate::analytics::{
-    Block, Change, Groups, ListPage, MemoryReadModel, ReadModel, Rejected, Selection, Tally, Uuid, Version,
+    Block, Change, Groups, ListPage, MemoryReadModel, ReadModel, Rejected, Row, Selection, Tally, Uuid,
+    Version,
 };
 use crate::bus::Partition;
 use crate::clock::Time;
 use crate::event::Origin;
 use crate::id::Topic;
-use crate::records::{ModuleSlug, Payload, Record};
+use crate::records::{ModuleSlug, Payload, Record, Scan};
 
 mod cases;
 pub mod mutants;
 pub mod questions;
+pub mod scans;
 pub mod sync;
 pub mod versions;
 
@@ -127,6 +129,18 @@ pub async fn all(model: &impl ReadModel, of: &Selection, limit: usize) -> Vec<Re
         if after.is_none() {
             return found;
         }
+    }
+}
+
+/// All rows of a scan, page by page.
+pub async fn scanned(model: &impl ReadModel, mut scan: Scan) -> Vec<Row> {
+    let mut found = Vec::new();
+    loop {
+        let page = model.scan(&scan).await.expect("a page");
+        assert!(page.len() <= scan.limit, "a page is not longer than asked for");
+        let Some(last) = page.last() else { return found };
+        scan.after = Some(last.name.clone());
+        found.extend(page);
     }
 }
 

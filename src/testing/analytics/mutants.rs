@@ -7,14 +7,14 @@ use async_trait::async_trait;
 
 use super::ReadModelHarness;
 use crate::analytics::{
-    Block, Groups, ListPage, MemoryReadModel, PartitionSync, ReadModel, RejectedEntry, Selection, Tally,
+    Block, Groups, ListPage, MemoryReadModel, PartitionSync, ReadModel, RejectedEntry, Row, Selection, Tally,
     Uuid, Version,
 };
 use crate::bus::Partition;
 use crate::clock::Time;
 use crate::error::Result;
 use crate::id::Topic;
-use crate::records::{Listed, ModuleSlug};
+use crate::records::{Listed, ModuleSlug, Scan};
 
 /// The mistake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +33,12 @@ pub enum ReadModelMutant {
     SinceIgnored,
     /// A page forgets its first row.
     PageForgets,
+    /// Each look makes another id.
+    IdMadeAnew,
+    /// A scan hashes no payload.
+    PayloadUnhashed,
+    /// A scan forgets the first row of a page.
+    ScanForgets,
 }
 
 /// A read model that makes one mistake.
@@ -110,6 +116,17 @@ impl ReadModel for MutantReadModel {
     async fn tally(&self, of: &Selection, what: &Tally) -> Result<Groups> {
         self.model.tally(&self.selected(of), what).await
     }
+    async fn scan(&self, scan: &Scan) -> Result<Vec<Row>> {
+        let mut rows = self.model.scan(scan).await?;
+        if self.is(ReadModelMutant::PayloadUnhashed) {
+            rows =
+                rows.into_iter().map(|row| Row::new(row.name, row.version, b"{}")).collect::<Result<_>>()?;
+        }
+        if self.is(ReadModelMutant::ScanForgets) && rows.len() > 1 {
+            rows.remove(0);
+        }
+        Ok(rows)
+    }
     async fn last_sync_at(&self, tenant: Uuid) -> Result<Option<Time>> {
         if self.is(ReadModelMutant::LatestPulse) {
             let partitions = self.model.partitions().await?;
@@ -128,6 +145,12 @@ impl ReadModel for MutantReadModel {
     }
     async fn drop_rejected(&self, partition: &Partition, offset: i64) -> Result<bool> {
         self.model.drop_rejected(partition, offset).await
+    }
+    async fn id(&self) -> Result<Option<Uuid>> {
+        if self.is(ReadModelMutant::IdMadeAnew) {
+            return Ok(Some(Uuid::new_v4()));
+        }
+        self.model.id().await
     }
     async fn now(&self) -> Result<Time> {
         self.model.now().await

@@ -90,6 +90,22 @@ pub async fn m5_a_rejected_change_of_nobody_holds_everybody_back(harness: &impl 
     assert_eq!((synced(&model, 0).await, synced(&model, 1).await), (Some(at(11)), Some(at(10))));
 }
 
+/// What holds everybody back may be noted at the offset of a change that held one tenant back.
+pub async fn m5_two_notes_at_one_offset_hold_back_what_each_does(harness: &impl ReadModelHarness) {
+    let model = harness.open().await;
+    let mut block = pulse(0, 1, 9);
+    block.rejected = vec![(rejected(Some(Uuid::from_u128(1)), 0, 9), Some(at(8)))];
+    apply(&model, block.clone()).await;
+    let mut gap = pulse(0, 1, 20);
+    gap.rejected = vec![(rejected(None, 0, 9), Some(at(9)))];
+    apply(&model, gap).await;
+    apply(&model, block).await; // published again
+    assert_eq!(synced(&model, 1).await, Some(at(8)));
+    assert!(synced(&model, 2).await <= Some(at(9)), "{:?}", synced(&model, 2).await);
+    assert!(model.drop_rejected(&partition(0), 9).await.expect("dropped"));
+    assert_eq!((synced(&model, 1).await, synced(&model, 2).await), (Some(at(20)), Some(at(20))));
+}
+
 /// For those who look.
 pub async fn m5_a_read_model_says_how_far_each_partition_is(harness: &impl ReadModelHarness) {
     let model = harness.open().await;

@@ -137,3 +137,14 @@ pub async fn m10_what_was_applied_is_there_when_it_is_opened_again(harness: &imp
     assert_eq!((shown(&model).await, model.partitions().await.expect("partitions")), (rows, sync));
     assert_eq!(model.last_sync_at(orders().tenant).await.expect("a time"), Some(at(9)));
 }
+
+/// Whoever opens the model finds the same id.
+pub async fn m11_the_id_stays(harness: &impl ReadModelHarness) {
+    let model = harness.open().await;
+    let id = model.id().await.expect("an id");
+    apply(&model, block([change(1, 1, Some("{}"))])).await;
+    assert_eq!(model.id().await.expect("an id"), id);
+    drop(model);
+    assert_eq!(harness.open().await.id().await.expect("an id"), id);
+    assert!(id.is_none_or(|id| !id.is_nil()), "nobody else has it");
+}

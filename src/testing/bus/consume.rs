@@ -1,11 +1,13 @@
-//! Clauses 4, 5, 8 and 9: one member, where it begins, what it commits, pauses and seeks.
+//! Clauses 4, 5, 8, 9 and 13: one member, where it begins, what it commits, pauses and seeks, and what it is told of
+//! removed records.
 
+use std::ops::Range;
 use std::task::Poll;
 use std::time::Duration;
 
 use super::BusHarness;
 use super::kit::{Recorder, Stage, until};
-use crate::bus::{Bus, Start};
+use crate::bus::{Bus, Partition, Start};
 
 /// A new member goes on where the group was.
 pub async fn b4_a_group_goes_on_at_its_commit<H: BusHarness>(harness: &H) {
@@ -217,6 +219,39 @@ pub async fn b9_seek_to_what_was_removed_goes_on_above<H: BusHarness>(harness: &
     until(&mut recorder, "what is left", |recorder| recorder.records.len() >= 9).await;
     assert_eq!(recorder.offsets(&partition), [0, 1, 2, 3, 4, 5, 3, 4, 5]);
     recorder.leave().await;
+}
+
+/// Of a member that comes later than retention, of one that does not keep up, and after a seek.
+pub async fn b13_what_was_removed_is_told_before_what_lies_behind_it<H: BusHarness>(harness: &H) {
+    let stage = Stage::new(harness, 1).await;
+    let partition = stage.behind_retention().await;
+    let mut recorder = stage.member("b").await;
+    told_first(&mut recorder, &partition, 1..4).await;
+    until(&mut recorder, "what is left", |recorder| recorder.records.len() >= 2).await;
+    let assigned = [recorder.assigned(&partition)];
+    recorder.subscriber().pause(&assigned).await.unwrap();
+    stage.publish_some(6).await;
+    harness.remove_below(&partition, 10).await;
+    recorder.subscriber().resume(&assigned).await.unwrap();
+    told_first(&mut recorder, &partition, 6..10).await;
+    until(&mut recorder, "what is left", |recorder| recorder.records.len() >= 4).await;
+    recorder.seek(&partition, 3).await;
+    told_first(&mut recorder, &partition, 3..10).await;
+    until(&mut recorder, "it again", |recorder| recorder.records.len() >= 6).await;
+    assert_eq!(recorder.offsets(&partition), [4, 5, 10, 11, 10, 11]);
+    assert_eq!(recorder.removed.len(), 3, "each is told once");
+    recorder.leave().await;
+}
+
+/// Asserts that the next thing a member hears is what was removed.
+async fn told_first(recorder: &mut Recorder, partition: &Partition, gone: Range<i64>) {
+    let before = (recorder.records.len(), recorder.removed.len());
+    until(recorder, "what comes first", |recorder| {
+        (recorder.records.len(), recorder.removed.len()) != before
+    })
+    .await;
+    assert_eq!(recorder.records.len(), before.0, "records come before what is gone is told");
+    assert_eq!(recorder.removed.last(), Some(&(partition.clone(), gone)));
 }
 
 /// A call of `next` that is dropped loses nothing.

@@ -88,6 +88,20 @@ impl<'h, H: BusHarness> Stage<'h, H> {
         self.bus.committed(&self.group, &self.partition(number)).await.unwrap()
     }
 
+    /// Leaves the group behind retention: it has committed offset 1 of six records, and the first four are
+    /// removed.
+    pub async fn behind_retention(&self) -> Partition {
+        let partition = self.partition(0);
+        self.publish_some(6).await;
+        let mut recorder = self.member("a").await;
+        until(&mut recorder, "the first records", |recorder| recorder.records.len() >= 6).await;
+        let assigned = recorder.assigned(&partition);
+        recorder.commit(&assigned, 1).await.unwrap();
+        recorder.leave().await;
+        self.harness.remove_below(&partition, 4).await;
+        partition
+    }
+
     /// How many records the topic has.
     pub async fn total(&self) -> usize {
         let partitions = self.bus.topic(&self.topic).await.unwrap().expect("the topic").partitions;

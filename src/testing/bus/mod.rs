@@ -1,4 +1,4 @@
-//! What every bus must pass. Cases are named after the clauses of the [`Bus`] contract (`b1_` … `b12_`).
+//! What every bus must pass. Cases are named after the clauses of the [`Bus`] contract (`b1_` … `b13_`).
 //!
 //! A bus implements [`BusHarness`] and is enrolled by one line; every case becomes a test of its own:
 //!

@@ -41,6 +41,8 @@ pub enum BusMutant {
     PartitionIgnored,
     /// A partition that is not there is taken for the first.
     AnyPartition,
+    /// What retention removed is told after the first records behind it.
+    RemovedLate,
 }
 
 /// A broken bus in memory.
@@ -116,11 +118,17 @@ impl Bus for MutantBus {
 
     async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {
         let member = self.bus.subscribe(subscription).await?;
-        Ok(Box::new(MutantMember { mutant: self.mutant, member, epochs: BTreeMap::new() }))
+        Ok(Box::new(MutantMember {
+            mutant: self.mutant,
+            member,
+            epochs: BTreeMap::new(),
+            late: None,
+            passed: false,
+        }))
     }
 
-    async fn create_topic(&self, topic: &Topic, terms: TopicSettings) -> Result<bool> {
-        self.bus.create_topic(topic, terms).await
+    async fn create_topic(&self, topic: &Topic, settings: TopicSettings) -> Result<bool> {
+        self.bus.create_topic(topic, settings).await
     }
 
     async fn topic(&self, topic: &Topic) -> Result<Option<TopicInfo>> {
@@ -144,6 +152,9 @@ struct MutantMember {
     mutant: BusMutant,
     member: Box<dyn Subscriber>,
     epochs: BTreeMap<Partition, u64>,
+    /// What it was told and holds back, until records have passed it.
+    late: Option<BusEvent>,
+    passed: bool,
 }
 
 impl MutantMember {
@@ -163,6 +174,9 @@ impl MutantMember {
 impl Subscriber for MutantMember {
     async fn next(&mut self) -> Result<BusEvent> {
         loop {
+            if let Some(late) = self.late.take_if(|_| self.passed) {
+                return Ok(late);
+            }
             let heard = self.member.next().await?;
             if self.mutant == BusMutant::LosesWhenCancelled {
                 tokio::task::yield_now().await;
@@ -175,6 +189,11 @@ impl Subscriber for MutantMember {
                     self.member.release(revoked).await?;
                 }
                 BusEvent::Lost(_) if self.mutant == BusMutant::LostUntold => continue,
+                BusEvent::Removed { .. } if self.mutant == BusMutant::RemovedLate => {
+                    (self.late, self.passed) = (Some(heard), false);
+                    continue;
+                }
+                BusEvent::Records(_) => self.passed = true,
                 _ => {}
             }
             return Ok(heard);

@@ -142,14 +142,7 @@ pub async fn b10_offsets_are_never_reused<H: BusHarness>(harness: &H) {
 /// A group that was behind retention goes on with what is left.
 pub async fn b10_what_was_removed_leaves_a_gap<H: BusHarness>(harness: &H) {
     let stage = Stage::new(harness, 1).await;
-    let partition = stage.partition(0);
-    stage.publish_some(6).await;
-    let mut recorder = stage.member("a").await;
-    until(&mut recorder, "the first records", |recorder| recorder.records.len() >= 6).await;
-    let assigned = recorder.assigned(&partition);
-    recorder.commit(&assigned, 1).await.unwrap();
-    recorder.leave().await;
-    harness.remove_below(&partition, 4).await;
+    let partition = stage.behind_retention().await;
     assert_eq!(stage.bus.range(&partition).await.unwrap(), (4, 6));
     let mut recorder = stage.member("b").await;
     until(&mut recorder, "what is left", |recorder| recorder.records.len() >= 2).await;

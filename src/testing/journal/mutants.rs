@@ -271,20 +271,20 @@ journal_over!(MutantJournal {
         tokio::task::yield_now().await;
         Ok(())
     }
-    async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
+    async fn sweep(&self, settings: &JournalSweep) -> Result<u64> {
         if self.mutant != JournalMutant::SweepPassesARelay {
-            return self.inner.sweep(terms).await;
+            return self.inner.sweep(settings).await;
         }
         // Every relay is put where the fastest is for as long as it takes.
         let relays = self.inner.relays().await?;
         let checkpoints: BTreeMap<_, _> =
             relays.into_iter().filter_map(|state| Some((state.relay, state.checkpoint?))).collect();
         let fastest = checkpoints.values().max_by(|one, other| one.position.cmp(&other.position)).cloned();
-        let Some(fastest) = fastest else { return self.inner.sweep(terms).await };
+        let Some(fastest) = fastest else { return self.inner.sweep(settings).await };
         for relay in checkpoints.keys() {
             self.inner.rewind(relay, &fastest, None).await?;
         }
-        let swept = self.inner.sweep(terms).await;
+        let swept = self.inner.sweep(settings).await;
         for (relay, checkpoint) in &checkpoints {
             self.inner.rewind(relay, checkpoint, None).await?;
         }

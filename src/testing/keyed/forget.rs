@@ -109,25 +109,25 @@ pub async fn k9_a_sweep_goes_in_batches(harness: &impl KeysHarness) {
     }
     days(harness, &keys, 30).await;
     harness.advance(DAY).await;
-    let mut terms = KeySweep::new(RETENTION);
-    terms.batch_max = 10;
-    assert_eq!(keys.sweep(&terms).await.unwrap().keys, 25);
+    let mut settings = KeySweep::new(RETENTION);
+    settings.batch_max = 10;
+    assert_eq!(keys.sweep(&settings).await.unwrap().keys, 25);
     assert!(keys.list(&crate::keyed::ListKeys::default()).await.unwrap().is_empty());
 }
 
 pub async fn k9_one_of_many_sweepers_sweeps(harness: &impl KeysHarness) {
     let (one, two) = (harness.open().await, harness.open().await);
-    let mut terms = KeySweep::new(RETENTION);
-    terms.unless_since = Some(one.info().await.unwrap().now);
-    assert!(!one.sweep(&terms).await.unwrap().skipped);
+    let mut settings = KeySweep::new(RETENTION);
+    settings.unless_since = Some(one.info().await.unwrap().now);
+    assert!(!one.sweep(&settings).await.unwrap().skipped);
     harness.advance(Duration::from_secs(60)).await;
-    assert!(two.sweep(&terms).await.unwrap().skipped, "it was done a minute ago");
+    assert!(two.sweep(&settings).await.unwrap().skipped, "it was done a minute ago");
     harness.advance(DAY).await;
-    terms.unless_since = Some(one.info().await.unwrap().now);
+    settings.unless_since = Some(one.info().await.unwrap().now);
     let mut tasks = tokio::task::JoinSet::new();
     for keys in [one.clone(), two, one, harness.open().await] {
-        let terms = terms.clone();
-        tasks.spawn(async move { keys.sweep(&terms).await.expect("a sweep") });
+        let settings = settings.clone();
+        tasks.spawn(async move { keys.sweep(&settings).await.expect("a sweep") });
     }
     let mut swept = 0;
     while let Some(done) = tasks.join_next().await {
@@ -147,8 +147,8 @@ pub async fn k9_a_dry_run_counts_and_changes_nothing(harness: &impl KeysHarness)
     days(harness, &keys, 30).await;
     harness.advance(DAY).await;
     let before = keys.info().await.unwrap();
-    let terms = KeySweep { dry_run: true, batch_max: 10, ..KeySweep::new(RETENTION) };
-    let swept = keys.sweep(&terms).await.unwrap();
+    let settings = KeySweep { dry_run: true, batch_max: 10, ..KeySweep::new(RETENTION) };
+    let swept = keys.sweep(&settings).await.unwrap();
     assert_eq!((swept.keys, swept.skipped), (26, false));
     assert_eq!(keys.list(&crate::keyed::ListKeys::default()).await.unwrap().len(), 26);
     let after = keys.info().await.unwrap();

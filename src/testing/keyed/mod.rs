@@ -16,7 +16,8 @@ use crate::error::{Error, Result};
 use crate::event::Fingerprint;
 use crate::id::Tenant;
 use crate::keyed::{
-    Answer, Begin, Begun, Decided, IdempotencyKey, KeyLease, Keys, MemoryKeys, RequestParts, RequestPrint,
+    Answer, Begin, Begun, Decided, IdempotencyKey, KeyLease, Keys, MemoryKeys, RequestFingerprint,
+    RequestParts,
 };
 
 mod cases;
@@ -90,7 +91,7 @@ pub fn request_of(tenant: Option<&str>, key: &str, body: &str) -> Begin {
     let parts =
         RequestParts { method: "POST", target: "/orders", body: body.as_bytes(), ..RequestParts::default() };
     let tenant = tenant.map(|tenant| Tenant::new(tenant).expect("a valid tenant"));
-    Begin::new(tenant, self::key(key), RequestPrint::of(&[7; 32], &parts))
+    Begin::new(tenant, self::key(key), RequestFingerprint::of(&[7; 32], &parts))
 }
 
 /// A key.
@@ -147,5 +148,5 @@ pub async fn again(keys: &impl Keys, begin: &Begin) -> Begun {
 
 /// Whether two prints are equal only by fingerprint.
 pub fn opaque(begin: &Begin, bytes: [u8; 16]) -> Begin {
-    Begin { print: RequestPrint::opaque(Fingerprint(bytes)), ..begin.clone() }
+    Begin { fingerprint: RequestFingerprint::opaque(Fingerprint(bytes)), ..begin.clone() }
 }

@@ -10,7 +10,8 @@ use crate::event::Fingerprint;
 use crate::id::Tenant;
 use crate::keyed::{
     AfterFailure, Answer, Begin, Begun, Decided, Ended, IdempotencyKey, KeyEntry, KeyLease, KeyStatus,
-    KeySweep, Keys, KeysCapabilities, KeysInfo, ListKeys, MemoryKeys, RequestPrint, Resolution, SweptKeys,
+    KeySweep, Keys, KeysCapabilities, KeysInfo, ListKeys, MemoryKeys, RequestFingerprint, Resolution,
+    SweptKeys,
 };
 use crate::ledger::Nonce;
 
@@ -70,7 +71,9 @@ impl Keys for MutantKeys {
     async fn begin(&self, begin: &Begin) -> Result<Begun> {
         let mut begin = Begin { tenant: self.tenant(begin.tenant.as_ref()).cloned(), ..begin.clone() };
         match self.1 {
-            KeysMutant::FingerprintIgnored => begin.print = RequestPrint::opaque(Fingerprint([1; 16])),
+            KeysMutant::FingerprintIgnored => {
+                begin.fingerprint = RequestFingerprint::opaque(Fingerprint([1; 16]));
+            }
             KeysMutant::NonceIgnored => begin.nonce = Nonce::random(),
             KeysMutant::HoldIgnored => begin.after_failure = AfterFailure::Rerun,
             _ => {}

@@ -95,7 +95,7 @@ pub async fn k3_a_mismatch_names_what_differs_and_nothing_else(harness: &impl Ke
     let other = keys.begin(&request("key", r#"{"item": 1, "card": "4242"}"#)).await.unwrap();
     assert_eq!(other, Begun::Mismatch { differing: vec!["/card".to_owned()] });
     let outcome = keys.begin(&opaque(&request("key", "{}"), [9; 16])).await.unwrap();
-    assert_eq!(outcome, Begun::Mismatch { differing: Vec::new() }, "a print of one's own cannot tell");
+    assert_eq!(outcome, Begun::Mismatch { differing: Vec::new() }, "a fingerprint of one's own cannot tell");
 }
 
 pub async fn k4_the_answer_comes_back_byte_for_byte(harness: &impl KeysHarness) {

@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::{KeysHarness, again, answer, done, first, person, request, request_of, word};
 use crate::error::{Error, Result};
 use crate::keyed::{
-    AfterFailure, Answer, Begin, Begun, Ended, KeyLease, KeyStatus, Keys, ListKeys, RequestParts,
-    RequestPrint, Resolution,
+    AfterFailure, Answer, Begin, Begun, Ended, KeyLease, KeyStatus, Keys, ListKeys, RequestFingerprint,
+    RequestParts, Resolution,
 };
 
 #[allow(clippy::needless_pass_by_value)] // an answer is looked at once
@@ -306,7 +306,7 @@ pub async fn k10_an_answer_says_whose_it_is(harness: &impl KeysHarness) {
     let keys = harness.open().await;
     let secret = *keys.secret();
     let parts = RequestParts { principal: Some("ann"), method: "POST", target: "/", ..Default::default() };
-    let begin = Begin::new(None, super::key("key"), RequestPrint::of(&secret, &parts));
+    let begin = Begin::new(None, super::key("key"), RequestFingerprint::of(&secret, &parts));
     done(&keys, &begin, "17").await;
     let KeyStatus::Done(got) = keys.get(None, &begin.key).await.unwrap() else { panic!("it is done") };
     let Begun::Done(told) = again(&keys, &begin).await else { panic!("it is done") };

@@ -38,7 +38,7 @@ fn add(mut one: Swept, other: Swept) -> Swept {
     one
 }
 
-fn terms() -> SweepSettings {
+fn settings() -> SweepSettings {
     SweepSettings { retention: secs(7 * 86_400 + 50), batch_max: 1000, dry_run: false }
 }
 
@@ -79,13 +79,13 @@ impl<H: Harness> Pair<'_, H> {
 
     pub(super) async fn sweep(&mut self, dry_run: bool, world: &World) {
         self.finish_sweep(world).await;
-        let terms = SweepSettings { dry_run, ..terms() };
-        let left = self.ledgers.0.sweep(terms).await.unwrap();
+        let settings = SweepSettings { dry_run, ..settings() };
+        let left = self.ledgers.0.sweep(settings).await.unwrap();
         let mut right = Swept::default();
         if !dry_run && self.rng.chance(70) {
             let steps = 1 + self.rng.below(6) as u32;
             self.log.push(format!("a sweep stops after {steps} steps"));
-            right = self.harnesses.1.sweep_part(&self.ledgers.1, terms, steps).await;
+            right = self.harnesses.1.sweep_part(&self.ledgers.1, settings, steps).await;
             let is_there = |week: &Week| right.weeks.iter().all(|(gone, _)| gone != week);
             let weeks: Vec<Week> = left.weeks.iter().map(|(week, _)| *week).filter(is_there).collect();
             if !weeks.is_empty() {
@@ -95,15 +95,15 @@ impl<H: Harness> Pair<'_, H> {
                 return self.forget_swept(world).await;
             }
         }
-        right = add(right, self.ledgers.1.sweep(terms).await.unwrap());
+        right = add(right, self.ledgers.1.sweep(settings).await.unwrap());
         self.swept(dry_run, &left, &right, world).await;
     }
 
     /// Finishes a sweep that has stopped, if there is one.
     pub(super) async fn finish_sweep(&mut self, world: &World) {
         let Some(Leaving { swept: (left, right), .. }) = self.leaving.take() else { return };
-        let left = add(left, self.ledgers.0.sweep(terms()).await.unwrap());
-        let right = add(right, self.ledgers.1.sweep(terms()).await.unwrap());
+        let left = add(left, self.ledgers.0.sweep(settings()).await.unwrap());
+        let right = add(right, self.ledgers.1.sweep(settings()).await.unwrap());
         // How many entries the weeks had may differ by now: commands have changed some while they were half dropped.
         for (week, _) in &left.weeks {
             let gone = right.weeks.iter().any(|(other, _)| other == week);

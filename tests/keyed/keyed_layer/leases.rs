@@ -64,6 +64,7 @@ impl Troubled {
 impl Keys for Troubled {
     async fn begin(&self, begin: &Begin) -> Result<Begun> {
         let outcome = self.keys.begin(begin).await;
+        // The troubles with a time are what the tests are about: a slow store.
         match self.trouble() {
             Trouble::BeginIsLate { by, .. } => tokio::time::sleep(by).await,
             Trouble::BeginHangs => std::future::pending().await,
@@ -93,6 +94,7 @@ impl Keys for Troubled {
         };
         match trouble {
             Trouble::FinishFails(1..) => {
+                // A store that fails, and takes its time over it.
                 tokio::time::sleep(Duration::from_millis(400)).await;
                 return Err(Error::unavailable("storing an answer", "as the test asks"));
             }
@@ -126,8 +128,8 @@ impl Keys for Troubled {
         self.keys.list(which).await
     }
 
-    async fn sweep(&self, terms: &KeySweep) -> Result<SweptKeys> {
-        self.keys.sweep(terms).await
+    async fn sweep(&self, settings: &KeySweep) -> Result<SweptKeys> {
+        self.keys.sweep(settings).await
     }
 
     async fn info(&self) -> Result<KeysInfo> {
@@ -216,7 +218,7 @@ async fn t38_a_request_can_wait_and_a_late_one_overwrites_nothing() {
     assert!(first.replayed() != second.replayed());
     // A late one: its lease has ended, another run has answered.
     let begin = hapax::testing::keyed::request("late", "{}");
-    let brief = hapax::keyed::Begin::new(None, begin.key.clone(), begin.print.clone());
+    let brief = hapax::keyed::Begin::new(None, begin.key.clone(), begin.fingerprint.clone());
     let mut brief = brief;
     brief.lease = Duration::from_millis(1);
     let late = hapax::testing::keyed::first(&keys, &brief).await;

@@ -118,6 +118,7 @@ impl Elsewhere {
     fn app<K: Keys + Clone>(&self, layer: KeyedLayer<K>) -> Router {
         let handler = |State(runs): State<Elsewhere>, body: String| async move {
             let run = runs.0.fetch_add(1, Ordering::SeqCst) + 1;
+            // Long enough for requests with the same key to meet it while it runs.
             tokio::time::sleep(Duration::from_millis(20)).await;
             if let Ok(status) = body.parse::<u16>() {
                 return (StatusCode::from_u16(status).unwrap(), format!("run {run}")).into_response();

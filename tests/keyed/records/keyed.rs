@@ -145,18 +145,18 @@ async fn t149_a_hundred_posts_with_one_key_make_one_record() {
 async fn written_once(records: &impl Records, journal: &dyn Journal, slug: &ModuleSlug, wanted: &Wanted<'_>) {
     let list = records.list(&List::new(slug.clone())).await.unwrap().records;
     let left: Vec<_> = list.iter().map(|record| (record.seq, record.payload.as_str())).collect();
-    assert_eq!(left, wanted.left, "{}", wanted.why);
+    assert_eq!(left, wanted.left, "{}", wanted.case);
     if let Some(record) = list.first() {
-        assert!(wanted.body.starts_with(&record.id.to_string()), "{}", wanted.why);
+        assert!(wanted.body.starts_with(&record.id.to_string()), "{}", wanted.case);
     }
-    assert_eq!(journal.stat().await.unwrap().events, wanted.events, "{}", wanted.why);
+    assert_eq!(journal.stat().await.unwrap().events, wanted.events, "{}", wanted.case);
 }
 
 struct Wanted<'w> {
     left: &'w [(u64, &'w str)],
     events: u64,
     body: &'w str,
-    why: &'w str,
+    case: &'w str,
 }
 
 /// A record as it is left: its seq and its payload.
@@ -189,12 +189,12 @@ async fn t150_a_keyed_write_killed_anywhere_is_written_once() {
         [("create", &[(1, r#"{"n":1}"#)], 1), ("update", &[(2, r#"{"n":2}"#)], 2), ("delete", &[], 2)];
     for (write, left, events) in writes {
         for (point, done) in points {
-            let why = format!("{write} at {point}");
+            let case = format!("{write} at {point}");
             let told = |got: &Got| {
                 assert_eq!(
                     (got.status, got.replayed()),
                     (if done { 200 } else { 201 }, done),
-                    "{why}: {got:?}"
+                    "{case}: {got:?}"
                 );
             };
             let dir = tempfile::tempdir().unwrap();
@@ -206,7 +206,7 @@ async fn t150_a_keyed_write_killed_anywhere_is_written_once() {
             let (app, records) = sqlite_app(&file, &slug).await;
             let got = posted(&app, "key", &body).await;
             told(&got);
-            let wanted = Wanted { left, events, body: &got.body, why: &why };
+            let wanted = Wanted { left, events, body: &got.body, case: &case };
             written_once(&records, records.journal(), &slug, &wanted).await;
 
             let harness = PgRecordsHarness::new().await;
@@ -215,7 +215,7 @@ async fn t150_a_keyed_write_killed_anywhere_is_written_once() {
             die_at(point, TEST, "postgres", &format!("{} {} {body}", harness.schema, harness.slug)).await;
             let got = posted(&app, "key", &body).await;
             told(&got);
-            let wanted = Wanted { left, events, body: &got.body, why: &why };
+            let wanted = Wanted { left, events, body: &got.body, case: &case };
             written_once(&records, records.journal(), &harness.slug, &wanted).await;
         }
     }

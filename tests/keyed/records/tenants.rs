@@ -143,7 +143,7 @@ async fn t143_keys_of_two_tenants_never_meet_and_leave_the_transactions_tenant_a
     // In a transaction that is B's.
     let mut tx = keys.transaction().await.unwrap();
     sqlx::raw_sql(sqlx::AssertSqlSafe(tenant_is(0xb))).execute(&mut *tx).await.unwrap();
-    let again = Begin::new(begin.tenant.clone(), begin.key.clone(), begin.print.clone());
+    let again = Begin::new(begin.tenant.clone(), begin.key.clone(), begin.fingerprint.clone());
     assert!(matches!(keys.begin_in(&mut tx, &again).await.unwrap(), Begun::Done(_)));
     let now: String =
         sqlx::query_scalar("select current_setting('hapax.tenant')").fetch_one(&mut *tx).await.unwrap();
@@ -174,9 +174,9 @@ async fn t144_maintenance_sees_the_keys_of_all_tenants_and_the_app_does_not() {
     }
     run(&harness.owner, clock).await;
     let keys = pg_keys(&pool_of(MAINTENANCE, 2).await, &harness.schema).await;
-    let mut terms = KeySweep::new(RETENTION);
-    terms.batch_max = 1;
-    let swept = keys.sweep(&terms).await.unwrap();
+    let mut settings = KeySweep::new(RETENTION);
+    settings.batch_max = 1;
+    let swept = keys.sweep(&settings).await.unwrap();
     assert_eq!((swept.keys, swept.paused_until), (2, None), "one of each tenant");
     for (of, name) in [(begin.tenant.as_ref(), begin.key), (None, key("of-nobody"))] {
         assert!(matches!(keys.get(of, &name).await.unwrap(), KeyStatus::Unknown));

@@ -15,7 +15,7 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::exec::{Common, Lingering, Order, Request, Seat};
+use super::exec::{CancelledRequest, ChildSlot, Common, Order, Request};
 
 /// How long a child may run on after its input has ended; then it is killed.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
@@ -46,13 +46,18 @@ impl Drop for OnPanic<'_> {
 }
 
 /// Keeps one child running until its orders end.
-pub(super) async fn supervise(command: String, mut orders: Orders, seat: Weak<Seat>, common: Arc<Common>) {
+pub(super) async fn supervise(
+    command: String,
+    mut orders: Orders,
+    slot: Weak<ChildSlot>,
+    common: Arc<Common>,
+) {
     let _on_panic = OnPanic(&common);
     let mut waiting = VecDeque::new();
     let mut pause = PAUSE_BASE;
     let mut mute_ends = Some(0); // `None` after the first reply
     loop {
-        let mut life = match Life::start(&command, &seat, &common) {
+        let mut life = match Life::start(&command, &slot, &common) {
             Ok(life) => life,
             Err(error) => return common.give_up(format!("--exec {command:?} cannot be started: {error}")),
         };
@@ -82,8 +87,8 @@ pub(super) async fn supervise(command: String, mut orders: Orders, seat: Weak<Se
         if !rest(pause, &mut orders, &mut waiting).await {
             return;
         }
-        if let Some(seat) = seat.upgrade() {
-            seat.takes(1);
+        if let Some(slot) = slot.upgrade() {
+            slot.takes(1);
         }
         pause = (pause * 2).min(PAUSE_MAX);
     }
@@ -139,15 +144,15 @@ struct Life {
     lines: mpsc::Receiver<Option<Vec<u8>>>,
     in_flight: HashMap<(String, i64), Waits>,
     /// Cancelled, without a reaction from the child yet; each with its deadline.
-    cancelled: HashMap<(String, i64), (Instant, Lingering)>,
+    cancelled: HashMap<(String, i64), (Instant, CancelledRequest)>,
     given: bool,
     replied: bool,
-    seat: Weak<Seat>,
+    slot: Weak<ChildSlot>,
     common: Arc<Common>,
 }
 
 impl Life {
-    fn start(command: &str, seat: &Weak<Seat>, common: &Arc<Common>) -> std::io::Result<Self> {
+    fn start(command: &str, slot: &Weak<ChildSlot>, common: &Arc<Common>) -> std::io::Result<Self> {
         let mut shell = shell(command);
         shell.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).kill_on_drop(true);
         let mut child = shell.spawn()?;
@@ -168,7 +173,7 @@ impl Life {
             cancelled: HashMap::new(),
             given: false,
             replied: false,
-            seat: Weak::clone(seat),
+            slot: Weak::clone(slot),
             common: Arc::clone(common),
         })
     }
@@ -226,9 +231,9 @@ impl Life {
             let failed = if in_hand == 1 || leased.is_none() {
                 Failed::retryable(format!("the handler {how} before it answered"))
             } else {
-                let why =
+                let reason =
                     format!("the handler {how} with {in_hand} events in hand; this one is run again alone");
-                Failed::uncounted(why, Duration::ZERO)
+                Failed::uncounted(reason, Duration::ZERO)
             };
             if let Some(leased) = leased {
                 self.common.suspect(leased);
@@ -253,11 +258,11 @@ impl Life {
                 self.in_flight.insert(key, waits);
                 self.write(request.line);
             }
-            Order::Cancel(id, token, lingering) => {
+            Order::Cancel(id, token, cancelled) => {
                 let line = protocol::cancel(&id, token);
                 let key = (id, token);
                 if self.in_flight.remove(&key).is_some() {
-                    self.cancelled.insert(key, (Instant::now() + self.common.cancel_grace, lingering));
+                    self.cancelled.insert(key, (Instant::now() + self.common.cancel_grace, cancelled));
                     self.tell_health();
                     self.write(format!("{line}\n"));
                 }
@@ -281,7 +286,7 @@ impl Life {
             Ok(Line::Reply(reply)) => self.reply(reply),
             Ok(Line::Concurrency(at_once)) => self.takes(at_once),
             Ok(_) => {}
-            Err(why) => self.common.ignore(&why),
+            Err(reason) => self.common.ignore(&reason),
         }
     }
 
@@ -290,7 +295,7 @@ impl Life {
         if let Some(waits) = self.in_flight.remove(&key) {
             self.replied = true;
             if let Some(leased) = &waits.leased {
-                self.common.acquit(leased);
+                self.common.clear_suspect(leased);
             }
             let _ = waits.reply.send(reply.handled); // the caller may have stopped waiting
         } else if self.cancelled.remove(&key).is_some() {
@@ -303,14 +308,14 @@ impl Life {
 
     /// Sets how many requests it takes at once.
     fn takes(&self, at_once: usize) {
-        if let Some(seat) = self.seat.upgrade() {
-            seat.takes(if seat.is_shared() { at_once } else { at_once.min(1) });
+        if let Some(slot) = self.slot.upgrade() {
+            slot.takes(if slot.is_shared() { at_once } else { at_once.min(1) });
         }
     }
 
     fn tell_health(&self) {
-        if let Some(seat) = self.seat.upgrade() {
-            seat.unwell.store(!self.cancelled.is_empty(), Ordering::Relaxed);
+        if let Some(slot) = self.slot.upgrade() {
+            slot.unwell.store(!self.cancelled.is_empty(), Ordering::Relaxed);
         }
     }
 

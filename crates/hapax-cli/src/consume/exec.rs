@@ -2,8 +2,8 @@
 //! needed.
 //!
 //! A child handles one request at a time, or as many as it announces. A request is sent only when
-//! there is room for it, and only then does its timeout begin. Until then its event waits for a
-//! permit, under a lease that is extended meanwhile. A cancelled request takes up room until the
+//! there is capacity for it, and only then does its timeout begin. Until then its event waits for a
+//! permit, under a lease that is extended meanwhile. A cancelled request takes up capacity until the
 //! child reacts.
 //!
 //! If a child dies with several requests in flight, any of them may have killed it. None is
@@ -34,9 +34,9 @@ const START_WATCHED: Duration = Duration::from_millis(200);
 /// The children of one command.
 pub struct Pool {
     command: String,
-    seats: Mutex<Vec<Arc<Seat>>>,
+    slots: Mutex<Vec<Arc<ChildSlot>>>,
     /// The child for suspects, created on first use.
-    apart: tokio::sync::Mutex<Option<Arc<Seat>>>,
+    apart: tokio::sync::Mutex<Option<Arc<ChildSlot>>>,
     /// Locked while a suspect uses that child.
     alone: Arc<tokio::sync::Mutex<()>>,
     numbers: AtomicI64,
@@ -45,7 +45,7 @@ pub struct Pool {
 }
 
 /// A child as seen by requests.
-pub(super) struct Seat {
+pub(super) struct ChildSlot {
     orders: mpsc::UnboundedSender<Order>,
     /// Requests in flight, including cancelled ones without a reaction yet.
     load: AtomicUsize,
@@ -53,13 +53,13 @@ pub(super) struct Seat {
     takes: AtomicUsize,
     /// Whether it has yet to react to a cancellation.
     pub(super) unwell: AtomicBool,
-    /// The pool whose room it counts towards; `None` for the child of the suspects.
-    room: Option<Arc<Common>>,
+    /// The pool whose capacity it counts towards; `None` for the child of the suspects.
+    capacity: Option<Arc<Common>>,
 }
 
 /// How many requests the children take together, and how many places are taken.
 #[derive(Default)]
-struct Room {
+struct Capacity {
     places: usize,
     taken: usize,
     closed: bool,
@@ -70,20 +70,20 @@ struct Place(Arc<Common>);
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.room(|room| room.taken -= 1);
+        self.0.capacity(|capacity| capacity.taken -= 1);
     }
 }
 
-/// A cancelled request that still takes up room.
-pub(super) struct Lingering {
-    seat: Weak<Seat>,
+/// A cancelled request that still takes up capacity.
+pub(super) struct CancelledRequest {
+    slot: Weak<ChildSlot>,
     _place: Option<Place>,
 }
 
-impl Drop for Lingering {
+impl Drop for CancelledRequest {
     fn drop(&mut self) {
-        if let Some(seat) = self.seat.upgrade() {
-            seat.load.fetch_sub(1, Ordering::Relaxed);
+        if let Some(slot) = self.slot.upgrade() {
+            slot.load.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
@@ -96,8 +96,8 @@ pub(super) struct Common {
     pub(super) restarts: AtomicU64,
     /// Whether any child has ever replied, which shows that the command works.
     pub(super) replied: AtomicBool,
-    room: Mutex<Room>,
-    room_changed: Notify,
+    capacity: Mutex<Capacity>,
+    capacity_changed: Notify,
     suspects: Mutex<HashSet<Identity>>,
     ignored: AtomicU64,
     groups: Mutex<HashSet<u32>>,
@@ -107,7 +107,7 @@ pub(super) struct Common {
 /// An instruction to a child.
 pub(super) enum Order {
     Run(Request),
-    Cancel(String, i64, Lingering),
+    Cancel(String, i64, CancelledRequest),
 }
 
 /// One attempt.
@@ -130,23 +130,23 @@ impl Pool {
             cancel_grace,
             restarts: AtomicU64::new(0),
             replied: AtomicBool::new(false),
-            room: Mutex::default(),
-            room_changed: Notify::new(),
+            capacity: Mutex::default(),
+            capacity_changed: Notify::new(),
             suspects: Mutex::default(),
             ignored: AtomicU64::new(0),
             groups: Mutex::default(),
             broken: watch::channel(None).0,
         });
         let mut tasks = JoinSet::new();
-        let mut seats = Vec::new();
+        let mut slots = Vec::new();
         for _ in 0..children {
-            seats.push(Seat::start(command, &common, &mut tasks, true));
+            slots.push(ChildSlot::start(command, &common, &mut tasks, true));
         }
         let pool = Arc::new(Pool {
             command: command.to_owned(),
             apart: tokio::sync::Mutex::default(),
             alone: Arc::default(),
-            seats: Mutex::new(seats),
+            slots: Mutex::new(slots),
             numbers: AtomicI64::new(0),
             common,
             tasks: tokio::sync::Mutex::new(tasks),
@@ -174,13 +174,13 @@ impl Pool {
 
     /// Lets no more requests begin; those waiting for a permit get none.
     pub fn drain(&self) {
-        self.common.room(|room| room.closed = true);
+        self.common.capacity(|capacity| capacity.closed = true);
     }
 
     /// Ends all children and waits for them: closes their input, and kills those that do not end.
     pub async fn close(&self) {
         self.drain();
-        self.seats.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.apart.lock().await.take();
         let mut tasks = self.tasks.lock().await;
         while tasks.join_next().await.is_some() {}
@@ -195,18 +195,18 @@ impl Pool {
 
     /// Takes a place with the least loaded child. One that has yet to react to a cancellation is
     /// chosen last.
-    fn seat(&self) -> Result<Option<Arc<Seat>>, Failed> {
-        let seats = self.seats.lock().unwrap_or_else(PoisonError::into_inner);
-        if seats.is_empty() {
+    fn slot(&self) -> Result<Option<Arc<ChildSlot>>, Failed> {
+        let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        if slots.is_empty() {
             return Err(ended()); // closed
         }
-        let load = |seat: &Seat| seat.load.load(Ordering::Relaxed);
-        let free = seats.iter().filter(|seat| load(seat) < seat.takes.load(Ordering::Relaxed));
-        let seat = free.min_by_key(|seat| (seat.unwell.load(Ordering::Relaxed), load(seat))).cloned();
-        if let Some(seat) = &seat {
-            seat.load.fetch_add(1, Ordering::Relaxed);
+        let load = |slot: &ChildSlot| slot.load.load(Ordering::Relaxed);
+        let free = slots.iter().filter(|slot| load(slot) < slot.takes.load(Ordering::Relaxed));
+        let slot = free.min_by_key(|slot| (slot.unwell.load(Ordering::Relaxed), load(slot))).cloned();
+        if let Some(slot) = &slot {
+            slot.load.fetch_add(1, Ordering::Relaxed);
         }
-        Ok(seat)
+        Ok(slot)
     }
 
     /// Sends a request to a shared child. A permit guarantees a place unless a child has just
@@ -214,9 +214,9 @@ impl Pool {
     /// up its time; an at-most-once request cannot be retried, so it waits.
     async fn apply_beside_others(&self, request: Request, replied: oneshot::Receiver<Handled>) -> Handled {
         loop {
-            let changed = self.common.room_changed.notified();
-            if let Some(seat) = self.seat()? {
-                return seat.ask(request, replied).await;
+            let changed = self.common.capacity_changed.notified();
+            if let Some(slot) = self.slot()? {
+                return slot.ask(request, replied).await;
             }
             if request.leased.is_some() {
                 return Err(Failed::uncounted("the handler is being started again", TURN_PAUSE));
@@ -227,23 +227,24 @@ impl Pool {
 
     /// Runs a suspect alone in its child.
     async fn apply_alone(&self, request: Request, replied: oneshot::Receiver<Handled>) -> Handled {
-        if self.seats.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
+        if self.slots.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
             return Err(ended()); // closed
         }
-        let seat = {
+        let slot = {
             let mut apart = self.apart.lock().await;
-            if let Some(seat) = &*apart {
-                Arc::clone(seat)
+            if let Some(slot) = &*apart {
+                Arc::clone(slot)
             } else {
-                let seat = Seat::start(&self.command, &self.common, &mut *self.tasks.lock().await, false);
-                Arc::clone(apart.insert(seat))
+                let slot =
+                    ChildSlot::start(&self.command, &self.common, &mut *self.tasks.lock().await, false);
+                Arc::clone(apart.insert(slot))
             }
         };
-        if seat.takes.load(Ordering::Relaxed) == 0 || seat.load.load(Ordering::Relaxed) > 0 {
+        if slot.takes.load(Ordering::Relaxed) == 0 || slot.load.load(Ordering::Relaxed) > 0 {
             return Err(Failed::uncounted("the handler is being started again", TURN_PAUSE));
         }
-        seat.load.fetch_add(1, Ordering::Relaxed);
-        seat.ask(request, replied).await
+        slot.load.fetch_add(1, Ordering::Relaxed);
+        slot.ask(request, replied).await
     }
 }
 
@@ -254,43 +255,44 @@ fn ended() -> Failed {
     Failed::retryable("the handler was ended before it answered")
 }
 
-impl Seat {
+impl ChildSlot {
     fn start(command: &str, common: &Arc<Common>, tasks: &mut JoinSet<()>, shared: bool) -> Arc<Self> {
         let (orders, taken) = mpsc::unbounded_channel();
-        let seat = Arc::new(Seat {
+        let slot = Arc::new(ChildSlot {
             orders,
             load: AtomicUsize::new(0),
             takes: AtomicUsize::new(0),
             unwell: AtomicBool::new(false),
-            room: shared.then(|| Arc::clone(common)),
+            capacity: shared.then(|| Arc::clone(common)),
         });
-        seat.takes(1); // its child starts right away
+        slot.takes(1); // its child starts right away
         let supervised =
-            child::supervise(command.to_owned(), taken, Arc::downgrade(&seat), Arc::clone(common));
+            child::supervise(command.to_owned(), taken, Arc::downgrade(&slot), Arc::clone(common));
         tasks.spawn(supervised);
-        seat
+        slot
     }
 
     /// Sets how many requests it takes at once.
     pub(super) fn takes(&self, now: usize) {
         let before = self.takes.swap(now, Ordering::Relaxed);
-        if let Some(common) = &self.room {
-            common.room(|room| room.places = room.places + now - before);
+        if let Some(common) = &self.capacity {
+            common.capacity(|capacity| capacity.places = capacity.places + now - before);
         }
     }
 
     /// Whether it is one of the shared children. The other one gets one request at a time, whatever
     /// it announces.
     pub(super) fn is_shared(&self) -> bool {
-        self.room.is_some()
+        self.capacity.is_some()
     }
 
     /// Sends a request that has a place.
     async fn ask(self: Arc<Self>, request: Request, replied: oneshot::Receiver<Handled>) -> Handled {
-        let mut ticket = Ticket { seat: self, id: request.id.clone(), token: request.token, answered: false };
-        ticket.seat.orders.send(Order::Run(request)).map_err(|_| ended())?;
+        let mut cancel_on_drop =
+            CancelOnDrop { slot: self, id: request.id.clone(), token: request.token, answered: false };
+        cancel_on_drop.slot.orders.send(Order::Run(request)).map_err(|_| ended())?;
         let handled = replied.await;
-        ticket.answered = true;
+        cancel_on_drop.answered = true;
         handled.unwrap_or_else(|_| Err(ended()))
     }
 }
@@ -323,13 +325,13 @@ impl Permits for Pool {
             };
         }
         loop {
-            let changed = self.common.room_changed.notified();
-            let taken = self.common.room(|room| {
-                if room.closed {
+            let changed = self.common.capacity_changed.notified();
+            let taken = self.common.capacity(|capacity| {
+                if capacity.closed {
                     return None;
                 }
-                let free = room.taken < room.places;
-                room.taken += usize::from(free);
+                let free = capacity.taken < capacity.places;
+                capacity.taken += usize::from(free);
                 Some(free)
             })?;
             if taken {
@@ -342,27 +344,27 @@ impl Permits for Pool {
 
 /// Cancels the request in the child when dropped without an answer (a timeout, a lost lease, a
 /// stop).
-struct Ticket {
-    seat: Arc<Seat>,
+struct CancelOnDrop {
+    slot: Arc<ChildSlot>,
     id: String,
     token: i64,
     answered: bool,
 }
 
-impl Drop for Ticket {
+impl Drop for CancelOnDrop {
     fn drop(&mut self) {
         if self.answered {
-            self.seat.load.fetch_sub(1, Ordering::Relaxed);
+            self.slot.load.fetch_sub(1, Ordering::Relaxed);
             return;
         }
-        // The permit ends here, but the request takes up room until the child reacts.
-        let place = self.seat.room.as_ref().map(|common| {
-            common.room(|room| room.taken += 1);
+        // The permit ends here, but the request takes up capacity until the child reacts.
+        let place = self.slot.capacity.as_ref().map(|common| {
+            common.capacity(|capacity| capacity.taken += 1);
             Place(Arc::clone(common))
         });
-        let lingering = Lingering { seat: Arc::downgrade(&self.seat), _place: place };
+        let cancelled = CancelledRequest { slot: Arc::downgrade(&self.slot), _place: place };
         // A child that is gone has nothing to cancel.
-        let _ = self.seat.orders.send(Order::Cancel(std::mem::take(&mut self.id), self.token, lingering));
+        let _ = self.slot.orders.send(Order::Cancel(std::mem::take(&mut self.id), self.token, cancelled));
     }
 }
 
@@ -370,13 +372,13 @@ impl Drop for Ticket {
 const SUSPECTS_MAX: usize = 10_000;
 
 impl Common {
-    /// Reads or changes the room, and wakes waiting requests if there is more of it.
-    fn room<T>(&self, change: impl FnOnce(&mut Room) -> T) -> T {
-        let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = (room.places, room.taken, room.closed);
-        let told = change(&mut room);
-        if room.taken < before.1 || room.places > before.0 || room.closed != before.2 {
-            self.room_changed.notify_waiters();
+    /// Reads or changes the capacity, and wakes waiting requests if there is more of it.
+    fn capacity<T>(&self, change: impl FnOnce(&mut Capacity) -> T) -> T {
+        let mut capacity = self.capacity.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = (capacity.places, capacity.taken, capacity.closed);
+        let told = change(&mut capacity);
+        if capacity.taken < before.1 || capacity.places > before.0 || capacity.closed != before.2 {
+            self.capacity_changed.notify_waiters();
         }
         told
     }
@@ -384,8 +386,8 @@ impl Common {
     /// Returns once no more requests begin.
     async fn closed(&self) {
         loop {
-            let changed = self.room_changed.notified();
-            if self.room(|room| room.closed) {
+            let changed = self.capacity_changed.notified();
+            if self.capacity(|capacity| capacity.closed) {
                 return;
             }
             changed.await;
@@ -402,7 +404,7 @@ impl Common {
     }
 
     /// Clears a suspect that was answered.
-    pub(super) fn acquit(&self, leased: &Identity) {
+    pub(super) fn clear_suspect(&self, leased: &Identity) {
         self.suspects.lock().unwrap_or_else(PoisonError::into_inner).remove(leased);
     }
 
@@ -417,9 +419,11 @@ impl Common {
 
     /// Ignores a line that is not a reply or that no request waits for: reported once, always
     /// counted.
-    pub(super) fn ignore(&self, why: &str) {
+    pub(super) fn ignore(&self, reason: &str) {
         if self.ignored.fetch_add(1, Ordering::Relaxed) == 0 {
-            eprintln!("hapax: a line from the handler was ignored: {why}; more such lines are only counted");
+            eprintln!(
+                "hapax: a line from the handler was ignored: {reason}; more such lines are only counted"
+            );
         }
     }
 

@@ -6,8 +6,8 @@
 
 mod child;
 mod decode;
-mod exec;
-mod watch;
+pub(crate) mod exec;
+pub(crate) mod watch;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -136,7 +136,7 @@ enum From {
     Latest,
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     let text = if text.bytes().all(|b| b.is_ascii_digit()) { format!("{text}s") } else { text.to_owned() };
     crate::cli::duration(&text)
 }
@@ -251,7 +251,7 @@ fn settings(config: &Config, args: &ConsumeArgs) -> Result<ConsumerSettings, Fai
     Ok(settings)
 }
 
-type Ended = hapax::Result<hapax::consumer::Counts>;
+pub(crate) type Ended = hapax::Result<hapax::consumer::Counts>;
 
 async fn consume(
     consumer: Consumer<Arc<dyn Ledger>>,
@@ -282,7 +282,11 @@ async fn consume(
 }
 
 /// Reports the counts: for people on standard error, for tools on standard output.
-fn report(global: &Global, counts: &hapax::consumer::Counts, pool: Option<&Pool>) -> Result<(), Failure> {
+pub(crate) fn report(
+    global: &Global,
+    counts: &hapax::consumer::Counts,
+    pool: Option<&Pool>,
+) -> Result<(), Failure> {
     let (restarts, ignored) = pool.map_or((0, 0), Pool::counts);
     let counts: BTreeMap<_, _> = counts.iter().map(|(how, count)| (how.label(), *count)).collect();
     if global.json {

@@ -24,7 +24,7 @@ const WRITTEN_EVERY: Duration = Duration::from_secs(5);
 /// group assigns partitions, or a fetch is slow. Markers of transactions keep an end out of reach.
 const BEHIND_MAX: Duration = Duration::from_secs(20);
 
-pub(super) struct Watch<'m> {
+pub(crate) struct Watch<'m> {
     metrics: Option<&'m Metrics>,
     written: Instant,
     handle: ConsumerHandle,
@@ -41,7 +41,7 @@ pub(super) struct Watch<'m> {
 }
 
 impl<'m> Watch<'m> {
-    pub(super) fn new(
+    pub(crate) fn new(
         global: &Global,
         handle: ConsumerHandle,
         until_idle: Option<Duration>,
@@ -67,7 +67,7 @@ impl<'m> Watch<'m> {
 
     /// Waits for the end. The first signal drains, a second one ends at once. Returns the counts
     /// and the exit code.
-    pub(super) async fn until_ended(
+    pub(crate) async fn until_ended(
         mut self,
         mut running: JoinHandle<Ended>,
         mut signals: mpsc::UnboundedReceiver<i32>,

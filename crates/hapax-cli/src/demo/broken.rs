@@ -140,8 +140,8 @@ impl Operations for Broken {
     async fn audit(&self, limit: usize) -> Result<Vec<Audit>> {
         self.inner.audit(limit).await
     }
-    async fn sweep(&self, terms: SweepSettings) -> Result<Swept> {
-        self.inner.sweep(terms).await
+    async fn sweep(&self, settings: SweepSettings) -> Result<Swept> {
+        self.inner.sweep(settings).await
     }
     async fn check(&self) -> Result<Vec<Finding>> {
         self.inner.check().await

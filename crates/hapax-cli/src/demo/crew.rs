@@ -132,10 +132,10 @@ impl Crew {
     }
 
     /// A worker ended that should not have.
-    fn ended(&self, number: u32, why: &str) -> Failure {
+    fn ended(&self, number: u32, reason: &str) -> Failure {
         let log = std::fs::read_to_string(self.world.log()).unwrap_or_default();
         let last = log.lines().last().unwrap_or("it logged nothing");
-        failed(&format!("worker {number} is gone ({why})"), last)
+        failed(&format!("worker {number} is gone ({reason})"), last)
     }
 
     /// Fails if a worker has ended that should not have.

@@ -130,7 +130,7 @@ struct Counts {
     recorded: u64,
     raced: u64,
     refused: u64,
-    refused_why: String,
+    refused_reason: String,
 }
 
 struct Filter<'a> {
@@ -292,9 +292,9 @@ impl Filter<'_> {
         let recorded = self.seen.record()?;
         self.counts.recorded += recorded.ids;
         self.counts.raced += recorded.raced;
-        if let Some((count, why)) = recorded.refused {
+        if let Some((count, reason)) = recorded.refused {
             self.counts.refused += count;
-            self.counts.refused_why = why;
+            self.counts.refused_reason = reason;
         }
         Ok(stop.map_or(Ended::GoOn, Ended::Stopped))
     }
@@ -367,7 +367,7 @@ impl Filter<'_> {
             eprintln!(
                 "hapax: {} could not be recorded and will be written again: {}",
                 counted(c.refused, "written line", "written lines"),
-                c.refused_why
+                c.refused_reason
             );
         }
         if json {

@@ -15,7 +15,7 @@ use hapax::{EventId, Result, Scope, Time};
 type IdSet = HashSet<EventId, RandomState>;
 
 /// How often to retry a busy ledger.
-const TRIES_MAX: u32 = 20;
+const ATTEMPTS_MAX: u32 = 20;
 
 /// Distinguishes first occurrences from repeats.
 ///
@@ -174,7 +174,7 @@ impl<'r> InLedger<'r> {
         self.runtime.block_on(async {
             for attempt in 1.. {
                 match ask(&*self.ledger).await {
-                    Err(error) if error.is_retryable() && attempt < TRIES_MAX => {
+                    Err(error) if error.is_retryable() && attempt < ATTEMPTS_MAX => {
                         tokio::time::sleep(Duration::from_millis(25 * u64::from(attempt))).await;
                     }
                     ended => return ended,

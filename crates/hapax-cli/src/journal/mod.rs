@@ -127,21 +127,21 @@ async fn stat(global: &Global, journal: &dyn Journal) -> Result<u8, Failure> {
 }
 
 async fn sweep(global: &Global, journal: &dyn Journal, args: &SweepArgs) -> Result<u8, Failure> {
-    let mut terms = JournalSweep::new(args.older_than);
+    let mut settings = JournalSweep::new(args.older_than);
     if !args.dry_run && !args.yes {
         print::can_ask("this removes events for good")?;
         if !print::asked("remove published events for good?")? {
             return Err(Failure::declined("nothing was removed"));
         }
     }
-    terms.dry_run = args.dry_run;
+    settings.dry_run = args.dry_run;
     let mut swept = 0;
     if args.dry_run {
-        terms.batch_max = usize::MAX >> 1;
-        swept = journal.sweep(&terms).await?;
+        settings.batch_max = usize::MAX >> 1;
+        swept = journal.sweep(&settings).await?;
     } else {
         loop {
-            let step = journal.sweep(&terms).await?;
+            let step = journal.sweep(&settings).await?;
             swept += step;
             if step == 0 {
                 break;
@@ -175,9 +175,9 @@ async fn archive(
         Some(owner) => owner.clone(),
         None => Owner::new(format!("archive-{}", std::process::id()))?,
     };
-    let mut terms = ArchiveSettings::new(args.older_than, owner)?;
-    terms.sweep = !args.keep;
-    let done = journal::archive(journal, &*store, &terms).await?;
+    let mut settings = ArchiveSettings::new(args.older_than, owner)?;
+    settings.sweep = !args.keep;
+    let done = journal::archive(journal, &*store, &settings).await?;
     if global.json {
         print::json(&json!({"files": done.files, "archived": done.events, "removed": done.swept}))?;
     } else {

@@ -49,11 +49,11 @@ pub async fn sweep(
         note(config, &AuditNote::new(&actor, "keys.sweep", format!("kept for {} s", kept.as_secs()))).await?;
     }
     let progress = Arc::new(AtomicU64::new(0));
-    let mut terms = KeySweep::new(args.retention.unwrap_or(config.keys.retention));
-    terms.dry_run = args.dry_run;
-    terms.progress = Some(Arc::clone(&progress));
+    let mut settings = KeySweep::new(args.retention.unwrap_or(config.keys.retention));
+    settings.dry_run = args.dry_run;
+    settings.progress = Some(Arc::clone(&progress));
     let shown = std::io::stderr().is_terminal() && !global.json;
-    let sweep = async { keys.sweep(&terms).await };
+    let sweep = async { keys.sweep(&settings).await };
     let swept = tokio::select! {
         swept = sweep => swept,
         never = watch(&progress, shown) => match never {},

@@ -123,11 +123,7 @@ pub async fn list(global: &Global, keys: &dyn Keys, args: &ListArgs) -> Result<u
 pub async fn show(global: &Global, keys: &dyn Keys, args: &ShowArgs) -> Result<u8, Failure> {
     let (tenant, key) = (args.name.tenant.as_ref(), &args.name.key);
     let Some(entry) = keys.entry(tenant, key).await? else {
-        let told = match keys.get(tenant, key).await? {
-            KeyStatus::Expired => "its answer, if it had one, was swept: it is older than the retention",
-            KeyStatus::Running { .. } => "a request with it runs in a transaction, which is still open",
-            _ => "no request with it was kept (a key belongs to a tenant: --tenant)",
-        };
+        let told = why_missing(&keys.get(tenant, key).await?);
         return Err(hapax::Error::NotFound(format!("there is no key {}; {told}", args.name.shown())).into());
     };
     let mut value = entry_json(&entry);
@@ -136,19 +132,17 @@ pub async fn show(global: &Global, keys: &dyn Keys, args: &ShowArgs) -> Result<u
         KeyStatus::Running { until } => value["leased_until"] = json!(until.map(|until| until.to_string())),
         _ => {}
     }
-    if global.json {
-        print::json(&value)?;
-        return Ok(0);
-    }
-    let rows: Vec<[String; 2]> = value
-        .as_object()
-        .into_iter()
-        .flatten()
-        .filter(|(_, value)| !value.is_null())
-        .map(|(name, value)| [name.clone(), value.as_str().map_or_else(|| value.to_string(), print::escaped)])
-        .collect();
-    print::table(["field", "value"], &rows)?;
+    print::fields(global.json, &value)?;
     Ok(0)
+}
+
+/// Why a key is not listed.
+pub fn why_missing(status: &KeyStatus) -> &'static str {
+    match status {
+        KeyStatus::Expired => "its answer, if it had one, was swept: it is older than the retention",
+        KeyStatus::Running { .. } => "a request with it runs in a transaction, which is still open",
+        _ => "no request with it was kept (a key belongs to a tenant: --tenant)",
+    }
 }
 
 /// A key as JSON, for tools.

@@ -1,7 +1,7 @@
 //! `hapax keys`: the keys of writes, their answers, and those whose outcome is unknown.
 
 mod act;
-mod look;
+pub mod look;
 
 use std::sync::Arc;
 

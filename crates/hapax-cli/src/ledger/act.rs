@@ -1,6 +1,7 @@
 //! Changes: `sweep`, `retry`, `release`, `kill`, `forget`. The last four say what they will do,
 //! ask, and leave an audit row.
 
+use std::collections::BTreeMap;
 use std::io::IsTerminal as _;
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,8 +40,9 @@ pub async fn sweep(
     let mut settings = config.guard_settings();
     settings.retention = args.retention.unwrap_or(settings.retention);
     let swept = if args.dry_run {
-        let terms = SweepSettings { retention: settings.retention, dry_run: true, ..config.sweep_settings() };
-        ledger.sweep(terms).await?
+        let rehearsal =
+            SweepSettings { retention: settings.retention, dry_run: true, ..config.sweep_settings() };
+        ledger.sweep(rehearsal).await?
     } else {
         Guard::with_settings(ledger, settings)?.sweep().await? // with its spans and metrics
     };
@@ -94,9 +96,6 @@ pub struct ChangeArgs {
     /// At most this many, with --all
     #[arg(long, value_name = "N", requires = "all")]
     pub limit: Option<usize>,
-    /// How many entries are read at most, to choose from
-    #[arg(skip)]
-    pub read_max: Option<usize>,
     /// The reason, for the audit row
     #[arg(long, alias = "why", value_name = "R")]
     pub reason: String,
@@ -242,37 +241,40 @@ pub async fn targets(
         };
         return Ok(args.ids.iter().map(identity).collect());
     }
-    let mut found = entries(ledger, states, &args.which, args.read_max).await?;
-    found.truncate(args.limit.unwrap_or(usize::MAX));
-    Ok(found.into_iter().map(|entry| entry.identity).collect())
+    let most = args.limit.unwrap_or(usize::MAX);
+    let mut first = BTreeMap::new();
+    each_entry(ledger, states, &args.which, |entry| {
+        let Identity { tenant, scope, id } = entry.identity.clone();
+        first.insert((tenant, scope, entry.order.clone(), entry.first_at, id), entry.identity);
+        if first.len() > most {
+            first.pop_last();
+        }
+    })
+    .await?;
+    Ok(first.into_values().collect())
 }
 
-/// All entries that match the filters, by aggregate and seq. With `read_max`, reading ends with the page that
-/// reaches so many.
-pub async fn entries(
+/// Shows every entry that matches the filters, in key order and without its bytes. Whoever wants the first in
+/// another order looks at all of them, and keeps as many as it needs.
+pub async fn each_entry(
     ledger: &dyn Ledger,
     states: &[State],
     which: &WhichArgs,
-    read_max: Option<usize>,
-) -> hapax::Result<Vec<Entry>> {
+    mut look: impl FnMut(Entry),
+) -> hapax::Result<()> {
     let filter = which.filter(ledger, states).await?;
-    let mut found = Vec::new();
     let mut after = None;
     loop {
         let page = ledger.list(&filter, after.as_ref(), PAGE).await?;
-        found.extend(page.entries.into_iter().map(|mut entry| {
+        for mut entry in page.entries {
             entry.row.body = None;
-            entry
-        }));
+            look(entry);
+        }
         after = page.next;
-        if after.is_none() || read_max.is_some_and(|most| found.len() >= most) {
-            break;
+        if after.is_none() {
+            return Ok(());
         }
     }
-    let place =
-        |e: &Entry| (e.identity.tenant.clone(), e.identity.scope.clone(), e.order.clone(), e.first_at);
-    found.sort_by_cached_key(place);
-    Ok(found)
 }
 
 fn confirmed(plan: &[(Intervention, Intervened)]) -> Result<bool, Failure> {
@@ -319,7 +321,7 @@ fn report(global: &Global, would: &str, steps: &[(Intervention, Intervened)]) ->
     let bare = steps.iter().filter(|(_, step)| step.needs_delivery()).count();
     if bare > 0 {
         print::line(&format!(
-            "the bytes of {bare} of them are not held: those run when they are delivered again, and not before"
+            "{bare} of them have no bytes or no topic in the ledger: publish those again, for no consumer may take them up"
         ))?;
     }
     Ok(())

@@ -275,21 +275,7 @@ pub async fn show_if(
         return Err(hapax::Error::NotFound(told).into());
     }
     let value = entry_json(&entry, args.payload);
-    if global.json {
-        print::json(&value)?;
-        return Ok(0);
-    }
-    let rows: Vec<[String; 2]> = value
-        .as_object()
-        .into_iter()
-        .flatten()
-        .filter(|(_, value)| !value.is_null())
-        .map(|(key, value)| {
-            let text = value.as_str().map_or_else(|| value.to_string(), print::escaped);
-            [key.clone(), text]
-        })
-        .collect();
-    print::table(["field", "value"], &rows)?;
+    print::fields(global.json, &value)?;
     Ok(0)
 }
 

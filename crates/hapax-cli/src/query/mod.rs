@@ -30,7 +30,8 @@ enum QueryCommand {
     #[command(after_help = "Examples:\n  \
         hapax query records --module orders --since 7d\n  \
         hapax query records --module orders --sum /amount --group-by /status\n  \
-        hapax query records --module orders --format csv > orders.csv")]
+        hapax query records --module orders --format csv > orders.csv\n  \
+        hapax query records --module orders --format parquet > orders.parquet")]
     Records(Box<RecordsArgs>),
     /// Show how far the read model is, and what it could not read; exit 1 if there is any
     #[command(after_help = "Example: hapax query status --json")]
@@ -41,6 +42,11 @@ enum QueryCommand {
         after_help = "Example: hapax query drop --topic events --partition 3 --offset 1842"
     )]
     Drop(DropArgs),
+    /// Print the statements that make the tables of the read model
+    #[command(
+        after_help = "Example: hapax query schema --set analytics.url=clickhouse://127.0.0.1:8123/analytics"
+    )]
+    Schema,
 }
 
 #[derive(Debug, Args)]
@@ -54,7 +60,7 @@ struct RecordsArgs {
     /// Only records written within this time, as 7d, 24h or 90s
     #[arg(long, value_name = "TIME", value_parser = duration)]
     since: Option<Duration>,
-    /// List at most this many, up to 1000; csv lists all
+    /// List at most this many, up to 1000; csv and parquet have all
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     limit: Option<u16>,
     /// Continue after a page, with the id printed as `more:` (with --json: `next`)
@@ -110,6 +116,8 @@ enum Format {
     Json,
     /// One line per record, with a heading
     Csv,
+    /// A Parquet file of all records; needs a read model in ClickHouse
+    Parquet,
 }
 
 pub async fn run(global: &Global, args: &QueryArgs) -> Result<u8, Failure> {
@@ -119,6 +127,7 @@ pub async fn run(global: &Global, args: &QueryArgs) -> Result<u8, Failure> {
         QueryCommand::Records(args) => records(global, model, args).await,
         QueryCommand::Status => show::status(global, &*model).await,
         QueryCommand::Drop(args) => drop_rejected(global, &*model, args).await,
+        QueryCommand::Schema => show::schema(global, &*model),
     }
 }
 
@@ -146,7 +155,7 @@ impl RecordsArgs {
 
 async fn records(global: &Global, model: Arc<dyn ReadModel>, args: &RecordsArgs) -> Result<u8, Failure> {
     let format = match args.format {
-        Some(Format::Table | Format::Csv) if global.json => {
+        Some(Format::Table | Format::Csv | Format::Parquet) if global.json => {
             return Err(Failure::config("--json prints JSON; leave out --format, or say --format json"));
         }
         Some(format) => format,
@@ -154,6 +163,13 @@ async fn records(global: &Global, model: Arc<dyn ReadModel>, args: &RecordsArgs)
         None => Format::Table,
     };
     let query = args.query(model)?;
+    if format == Format::Parquet {
+        if args.is_tally() || args.limit.is_some() || args.cursor.is_some() {
+            let told = "a Parquet file has all records: leave out --limit, --cursor, --count, --sum, --min, --max and --group-by";
+            return Err(Failure::config(told));
+        }
+        return show::parquet(query).await;
+    }
     if args.is_tally() {
         if args.limit.is_some() || args.cursor.is_some() {
             let told = "--limit and --cursor are for lists; --count, --sum, --min, --max and --group-by ask for numbers";

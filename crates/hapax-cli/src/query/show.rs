@@ -1,5 +1,7 @@
 //! Prints answers of the read model.
 
+use std::io::{IsTerminal as _, Write as _};
+
 use hapax::analytics::{Answer, Field, ListPage, Measure, Meta, ReadModel, RecordsQuery};
 use hapax::records::Record;
 use hapax::words::counted;
@@ -28,36 +30,63 @@ fn as_of(meta: &Meta) -> String {
 }
 
 pub async fn list(query: RecordsQuery, page: ListPage, all: bool, format: Format) -> Result<u8, Failure> {
-    let mut answer: Answer<_> = query.clone().list(page).await?;
+    let pages = query.pages().await?;
+    let mut listed = pages.list(page).await?;
     match format {
         Format::Table => {
-            let rows: Vec<_> = answer.value.records.iter().map(row).collect();
+            let rows: Vec<_> = listed.records.iter().map(row).collect();
             print::table(["id", "seq", "updated", "payload"], &rows)?;
             let count = counted(rows.len() as u64, "record", "records");
-            print::line(&format!("{count}; {}", as_of(&answer.meta)))?;
-            if let Some(next) = answer.value.next {
+            print::line(&format!("{count}; {}", as_of(pages.meta())))?;
+            if let Some(next) = listed.next {
                 print::line(&format!("more: --cursor {next}"))?;
             }
         }
         Format::Json => {
-            let records: Vec<_> = answer.value.records.iter().map(record_json).collect::<Result<_, _>>()?;
-            let next = answer.value.next.map(|id| id.to_string());
+            let records: Vec<_> = listed.records.iter().map(record_json).collect::<Result<_, _>>()?;
+            let next = listed.next.map(|id| id.to_string());
             // Not as a Value: numbers keep their digits.
-            let meta = serde_json::to_string(&MetaBody::from(answer.meta)).map_err(internal)?;
+            let meta = serde_json::to_string(&MetaBody::from(pages.meta().clone())).map_err(internal)?;
             let next = Value::from(next);
             print::line(&format!(r#"{{"records":[{}],"next":{next},"meta":{meta}}}"#, records.join(",")))?;
         }
-        Format::Csv => {
+        Format::Csv | Format::Parquet => {
             print::line("id,seq,created_at,updated_at,payload")?;
             loop {
-                for record in &answer.value.records {
+                for record in &listed.records {
                     print::line(&csv(record))?;
                 }
-                let Some(next) = answer.value.next.filter(|_| all) else { break };
-                answer = query.clone().list(ListPage::new(Some(next), page.limit)?).await?;
+                let Some(next) = listed.next.filter(|_| all) else { break };
+                listed = pages.list(ListPage::new(Some(next), page.limit)?).await?;
             }
-            eprintln!("hapax: {}", as_of(&answer.meta));
+            eprintln!("hapax: {}", as_of(pages.meta()));
         }
+    }
+    Ok(0)
+}
+
+/// All records as a Parquet file on standard output, as they arrive.
+pub async fn parquet(query: RecordsQuery) -> Result<u8, Failure> {
+    let mut out = std::io::stdout();
+    if out.is_terminal() {
+        let told =
+            "a Parquet file is not for a terminal: send it to a file, as `--format parquet > orders.parquet`";
+        return Err(Failure::config(told));
+    }
+    let meta = query.export_parquet(&mut |piece: &[u8]| out.write_all(piece)).await?;
+    out.flush().map_err(|error| hapax::Error::unavailable("writing the Parquet file", error))?;
+    eprintln!("hapax: {}", as_of(&meta));
+    Ok(0)
+}
+
+pub fn schema(global: &Global, model: &dyn ReadModel) -> Result<u8, Failure> {
+    let statements = model.schema();
+    if global.json {
+        print::json(&json!({"statements": statements}))?;
+        return Ok(0);
+    }
+    for statement in statements {
+        print::line(&format!("{statement};"))?;
     }
     Ok(0)
 }

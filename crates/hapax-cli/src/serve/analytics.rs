@@ -20,7 +20,6 @@ use utoipa_axum::routes;
 use super::app::{App, Shared};
 use super::auth::{Operator, Reader};
 use super::extract::{Json, Named, Params, limit};
-use super::openapi::ProblemBody;
 use super::records::RecordBody;
 use crate::cli::duration;
 
@@ -118,6 +117,17 @@ struct Common<'p> {
     wait_ms: Option<u64>,
 }
 
+macro_rules! common {
+    ($params:ident) => {
+        Common {
+            since: $params.since.as_deref(),
+            approximate: $params.approximate,
+            after_write: $params.after_write.as_deref(),
+            wait_ms: $params.wait_ms,
+        }
+    };
+}
+
 impl Common<'_> {
     fn query(&self, app: &App, reader: &Reader, module: &str) -> Result<RecordsQuery, Problem> {
         let analytics = Analytics::new(model(app)?, reader.0.tenant.as_ref())?;
@@ -142,7 +152,7 @@ impl Common<'_> {
 
 /// A page of records.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct ListAnswer {
+pub struct ReadPageAnswer {
     /// The records, by id.
     records: Vec<RecordBody>,
     /// Where the next page begins, if there may be one.
@@ -158,8 +168,8 @@ pub struct ListAnswer {
 #[utoipa::path(
     get, path = "/v1/analytics/modules/{slug}/records", tag = "analytics", params(("slug" = String, Path, description = "The module"), ListParams),
     responses(
-        (status = 200, description = "A page of records", body = ListAnswer),
-        (status = 409, description = "The write is not visible yet: `conflict`, with how far the read model is", body = ProblemBody, content_type = "application/problem+json"),
+        (status = 200, description = "A page of records", body = ReadPageAnswer),
+        (status = 409, description = "The write is not visible yet: `conflict`, with how far the read model is"),
     )
 )]
 async fn list(
@@ -167,21 +177,15 @@ async fn list(
     State(app): State<Shared>,
     Named(slug): Named,
     Params(params): Params<ListParams>,
-) -> Result<Json<ListAnswer>, Problem> {
-    let common = Common {
-        since: params.since.as_deref(),
-        approximate: params.approximate,
-        after_write: params.after_write.as_deref(),
-        wait_ms: params.wait_ms,
-    };
-    let query = common.query(&app, &reader, &slug)?;
+) -> Result<Json<ReadPageAnswer>, Problem> {
+    let query = common!(params).query(&app, &reader, &slug)?;
     let after = params.after.as_deref().map(|id| {
         Uuid::try_parse(id)
             .map_err(|_| Error::invalid("after", format!("it is {id:?}; it is the id of a record")))
     });
     let page = ListPage::new(after.transpose()?, limit(params.limit, LIST_DEFAULT, LIST_MAX)?)?;
     let Answer { value, meta, .. } = query.list(page).await?;
-    Ok(Json(ListAnswer {
+    Ok(Json(ReadPageAnswer {
         records: value.records.into_iter().map(|record: Record| RecordBody::from(&record)).collect(),
         next: value.next.map(|id| id.to_string()),
         meta: meta.into(),
@@ -283,7 +287,7 @@ pub fn measures_of(sum: &[Field], min: &[Field], max: &[Field]) -> Vec<Measure> 
     get, path = "/v1/analytics/modules/{slug}/tally", tag = "analytics", params(("slug" = String, Path, description = "The module"), TallyParams),
     responses(
         (status = 200, description = "The numbers", body = TallyAnswer),
-        (status = 409, description = "The write is not visible yet: `conflict`, with how far the read model is", body = ProblemBody, content_type = "application/problem+json"),
+        (status = 409, description = "The write is not visible yet: `conflict`, with how far the read model is"),
     )
 )]
 async fn tally(
@@ -292,13 +296,7 @@ async fn tally(
     Named(slug): Named,
     Params(params): Params<TallyParams>,
 ) -> Result<Json<TallyAnswer>, Problem> {
-    let common = Common {
-        since: params.since.as_deref(),
-        approximate: params.approximate,
-        after_write: params.after_write.as_deref(),
-        wait_ms: params.wait_ms,
-    };
-    let mut query = common.query(&app, &reader, &slug)?;
+    let mut query = common!(params).query(&app, &reader, &slug)?;
     let fields = |list: &Option<String>| -> hapax::Result<Vec<Field>> {
         list.as_deref().map_or_else(|| Ok(Vec::new()), |list| list.split(',').map(Field::new).collect())
     };

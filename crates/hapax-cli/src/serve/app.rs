@@ -15,6 +15,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::sync::{Semaphore, watch};
 
 use super::background::RelayStatus;
+use super::feeding::FeedStatus;
 use super::health::Readiness;
 use super::store::Store;
 use crate::exporters::{self, Metrics};
@@ -47,6 +48,7 @@ pub struct App {
     /// The bus, if the relay runs here.
     pub bus: Option<Arc<dyn Bus>>,
     pub relay: RelayStatus,
+    pub feed: FeedStatus,
     pub readiness: Readiness,
     pub metrics: PrometheusHandle,
     /// A permit for each request that runs, whether or not its client still waits; of the listener for
@@ -103,7 +105,7 @@ impl App {
         let access = Authenticator::new(access);
         let rate = RateLimit::per_second(config.serve.rate_per_s);
         let bus = if with.relay { Some(open::bus_for_relay(&config).await?) } else { None };
-        let reads = open::read_model(&config)?;
+        let reads = open::read_model(&config).await?;
         let appender = Appender::new(Arc::clone(&journal));
         let relay = RelayStatus::default();
         let work = [(); 2].map(|()| Arc::new(Semaphore::new(config.serve.connections_max)));
@@ -122,6 +124,7 @@ impl App {
             reads,
             bus: bus.clone(),
             relay,
+            feed: FeedStatus::default(),
             readiness: Readiness::default(),
             metrics,
             work,

@@ -33,7 +33,7 @@ const OPEN: [&str; 3] = ["/healthz", "/readyz", "/openapi.json"];
 
 /// Where a request came in.
 #[derive(Clone)]
-pub struct Entrance {
+pub struct Listener {
     pub app: Shared,
     /// Whether only this machine can reach it.
     pub loopback: bool,
@@ -150,7 +150,7 @@ impl Caller {
 }
 
 /// Lets a request pass to its route if its caller may.
-pub async fn authorise(State(entrance): State<Entrance>, mut request: Request, next: Next) -> Response {
+pub async fn authorise(State(listener): State<Listener>, mut request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
     // Without a route the answer says that there is none, to anybody.
     if route.is_none_or(|route| OPEN.contains(&route)) {
@@ -161,7 +161,7 @@ pub async fn authorise(State(entrance): State<Entrance>, mut request: Request, n
         _ => Role::Write,
     };
     let peer = request.extensions().get::<PeerAddress>().map(|peer| peer.0);
-    let caller = match authenticated(&entrance, peer, request.headers()).await {
+    let caller = match authenticated(&listener, peer, request.headers()).await {
         Ok(caller) => caller,
         Err(response) => return response,
     };
@@ -174,13 +174,13 @@ pub async fn authorise(State(entrance): State<Entrance>, mut request: Request, n
 
 #[allow(clippy::result_large_err, reason = "the error is the answer")]
 async fn authenticated(
-    entrance: &Entrance,
+    listener: &Listener,
     peer: Option<IpAddr>,
     headers: &HeaderMap,
 ) -> Result<Caller, Response> {
-    let access = &entrance.app.access;
+    let access = &listener.app.access;
     let refuse = |error: Error| Problem::of(&error).into_response();
-    if entrance.loopback && !access.has_tokens().await.map_err(refuse)? {
+    if listener.loopback && !access.has_tokens().await.map_err(refuse)? {
         let tenant = tenant(headers).map_err(Problem::into_response)?;
         return Ok(Caller::of(Grant::without_token(tenant)));
     }
@@ -204,7 +204,7 @@ async fn authenticated(
         }
     };
     let id = grant.principal().unwrap_or_default();
-    if let Err(wait) = entrance.app.rate.take(id) {
+    if let Err(wait) = listener.app.rate.take(id) {
         let told = "the token has used its requests for now (serve.rate_per_s); ";
         return Err(rate_limited(told, wait).into_response());
     }

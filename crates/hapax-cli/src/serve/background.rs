@@ -1,39 +1,29 @@
 //! What runs beside the requests: the relay, the feed of the read model and the sweepers.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::access::AuditSweep;
-use hapax::analytics::{Feed, FeedHandle};
+use hapax::analytics::Source;
 use hapax::bus::Bus;
 use hapax::keyed::KeySweeper;
 use hapax::relay::{Progress, Relay, RelayHandle};
 use hapax::sweep::Sweeper;
-use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::app::{Shared, With, stopped};
+use super::app::{Shared, With};
+use super::feeding::{FeedStatus, feed};
+use super::kept::Kept;
 use crate::failure::Failure;
 
-/// The pause before a relay that failed is started again; it doubles.
-const PAUSE_MIN: Duration = Duration::from_secs(1);
-const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// How often it is looked whether audit rows are to be swept.
 const AUDIT: Duration = Duration::from_hours(1);
 /// How often the recorder of metrics tidies up.
 const UPKEEP: Duration = Duration::from_secs(5);
 
 /// The relay, as probes and statistics see it.
-#[derive(Debug, Clone, Default)]
-pub struct RelayStatus(Arc<Mutex<Seen>>);
-
-#[derive(Debug, Default)]
-struct Seen {
-    /// The last relay that was started.
-    handle: Option<RelayHandle>,
-    /// Whether it has ended with an error, or none could be made.
-    failed: bool,
-}
+#[derive(Clone, Default)]
+pub struct RelayStatus(Kept<Relay>);
 
 /// What a relay does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,23 +56,10 @@ impl RelayState {
 }
 
 impl RelayStatus {
-    fn lock(&self) -> MutexGuard<'_, Seen> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn runs(&self, handle: RelayHandle) {
-        *self.lock() = Seen { handle: Some(handle), failed: false };
-    }
-
-    fn failed(&self) {
-        self.lock().failed = true;
-    }
-
     /// What the relay does.
     pub fn state(&self) -> RelayState {
-        let seen = self.lock();
-        match seen.handle.as_ref().map(RelayHandle::progress) {
-            _ if seen.failed => RelayState::Failed,
+        match self.progress() {
+            _ if self.0.has_failed() => RelayState::Failed,
             Some(progress) if progress.leads => RelayState::Leads,
             Some(progress) if progress.follows => RelayState::Follows,
             _ => RelayState::Starting,
@@ -91,20 +68,18 @@ impl RelayStatus {
 
     /// Its progress, if it runs here.
     pub fn progress(&self) -> Option<Progress> {
-        self.lock().handle.as_ref().map(RelayHandle::progress)
+        self.0.ask(RelayHandle::progress)
     }
 }
 
 /// How often the relay says up to when everything is published, where a read model asks for it.
 const PULSE: Duration = Duration::from_secs(1);
 
-/// The feed that runs, to stop it.
-type CurrentFeed = Arc<Mutex<Option<FeedHandle>>>;
-
 /// What runs until the server stops.
 pub struct Background {
     relay: Option<JoinHandle<()>>,
-    feed: Option<(JoinHandle<()>, CurrentFeed)>,
+    feed: Option<(JoinHandle<()>, FeedStatus)>,
+    pulses: Option<JoinHandle<()>>,
     status: RelayStatus,
     upkeep: JoinHandle<()>,
     audit: Option<JoinHandle<()>>,
@@ -119,9 +94,14 @@ impl Background {
         let audit = with.sweepers.then(|| tokio::spawn(sweep_audit(Arc::clone(app))));
         let feed = match (&bus, with.analytics && app.reads.is_some()) {
             (Some(bus), true) => {
-                let handle = Arc::default();
-                let task = tokio::spawn(feed(Arc::clone(app), Arc::clone(bus), Arc::clone(&handle)));
-                Some((task, handle))
+                app.feed.begin();
+                Some((tokio::spawn(feed(Arc::clone(app), Arc::clone(bus))), app.feed.clone()))
+            }
+            _ => None,
+        };
+        let pulses = match (&bus, &feed, app.config.analytics.source) {
+            (Some(bus), Some(_), Source::Debezium) => {
+                Some(tokio::spawn(super::pulses::stamp(Arc::clone(app), Arc::clone(bus), PULSE)))
             }
             _ => None,
         };
@@ -134,7 +114,7 @@ impl Background {
                 metrics.run_upkeep();
             }
         });
-        Ok(Background { relay, feed, status: app.relay.clone(), upkeep, audit, _sweepers: sweepers })
+        Ok(Background { relay, feed, pulses, status: app.relay.clone(), upkeep, audit, _sweepers: sweepers })
     }
 
     /// Stops it all; returns when the relay has given up its leadership.
@@ -143,13 +123,12 @@ impl Background {
         if let Some(audit) = &self.audit {
             audit.abort(); // a sweep that is cut off is finished by the next
         }
-        if let Some(handle) = &self.status.lock().handle {
-            handle.stop();
+        if let Some(pulses) = &self.pulses {
+            pulses.abort(); // one that is cut off is not written
         }
-        if let Some((task, handle)) = self.feed {
-            if let Some(handle) = &*handle.lock().unwrap_or_else(PoisonError::into_inner) {
-                handle.stop();
-            }
+        self.status.0.stop();
+        if let Some((task, status)) = self.feed {
+            status.stop();
             let _ = task.await; // it logged how it ended
         }
         if let Some(relay) = self.relay {
@@ -161,11 +140,11 @@ impl Background {
 /// Forgets audit rows after their retention, in one of all servers.
 async fn sweep_audit(app: Shared) {
     let retention = app.config.serve.audit_retention;
-    let terms = AuditSweep::new(retention).unless_within((retention / 4).min(Duration::from_hours(20)));
+    let settings = AuditSweep::new(retention).unless_within((retention / 4).min(Duration::from_hours(20)));
     let mut tick = tokio::time::interval(AUDIT);
     loop {
         tick.tick().await;
-        if let Err(error) = app.kept_access.sweep(&terms).await {
+        if let Err(error) = app.kept_access.sweep(&settings).await {
             tracing::warn!(target: "hapax", error = %error.chain(), "audit rows could not be swept; it is tried again");
         }
     }
@@ -175,87 +154,11 @@ async fn sweep_audit(app: Shared) {
 /// error, or in a panic, is started again, and is not ready until then.
 async fn publish(app: Shared, bus: Arc<dyn Bus>) {
     let (journal, mut settings) = (Arc::clone(&app.journal), app.config.relay_settings());
-    if app.reads.is_some() {
+    if app.reads.is_some() && app.config.analytics.source == Source::Journal {
         settings.pulse.get_or_insert(PULSE);
     }
     let make = || Relay::new(Arc::clone(&journal), Arc::clone(&bus), settings.clone());
-    keep_publishing(make, &app.relay, app.stopping.clone()).await;
-}
-
-/// Feeds the read model until the server stops. A feed waits for outages of the model by itself; one that
-/// ends with an error is started again.
-async fn feed(app: Shared, bus: Arc<dyn Bus>, current: CurrentFeed) {
-    let Some(model) = &app.reads else { return };
-    let (mut stopping, mut pause) = (app.stopping.clone(), PAUSE_MIN);
-    loop {
-        let feed = match Feed::new(Arc::clone(&bus), Arc::clone(model), app.config.feed_settings()) {
-            Ok(feed) => match app.records.snapshot() {
-                Some(source) => feed.with_snapshot(source),
-                None => feed,
-            },
-            Err(error) => {
-                return tracing::error!(target: "hapax", error = %error.chain(), "the read model is not fed");
-            }
-        };
-        *current.lock().unwrap_or_else(PoisonError::into_inner) = Some(feed.handle());
-        if *stopping.borrow() {
-            return; // it was told before there was a handle to stop
-        }
-        match tokio::spawn(feed.run()).await {
-            Ok(Ok(_)) => return,
-            Ok(Err(error)) => {
-                tracing::error!(target: "hapax", error = %error.chain(), "the feed of the read model has failed; it is started again");
-            }
-            Err(error) => {
-                tracing::error!(target: "hapax", %error, "the feed of the read model has failed; it is started again");
-            }
-        }
-        tokio::select! {
-            () = tokio::time::sleep(pause) => {}
-            () = stopped(&mut stopping) => return,
-        }
-        pause = (pause * 2).min(PAUSE_MAX);
-    }
-}
-
-async fn keep_publishing(
-    make: impl Fn() -> hapax::Result<Relay>,
-    status: &RelayStatus,
-    mut stopping: watch::Receiver<bool>,
-) {
-    let mut pause = PAUSE_MIN;
-    loop {
-        let began = tokio::time::Instant::now();
-        let relay = match make() {
-            Ok(relay) => relay,
-            Err(error) => {
-                tracing::error!(target: "hapax", error = %error.chain(), "the relay cannot be started");
-                return status.failed();
-            }
-        };
-        status.runs(relay.handle());
-        if *stopping.borrow() {
-            return; // it was told before there was a handle to stop
-        }
-        match tokio::spawn(relay.run()).await {
-            Ok(Ok(_)) => return,
-            Ok(Err(error)) => {
-                tracing::error!(target: "hapax", error = %error.chain(), "the relay has failed; it is started again");
-            }
-            Err(error) => {
-                tracing::error!(target: "hapax", %error, "the relay has failed; it is started again");
-            }
-        }
-        status.failed();
-        if began.elapsed() > PAUSE_MAX {
-            pause = PAUSE_MIN;
-        }
-        tokio::select! {
-            () = tokio::time::sleep(pause) => {}
-            () = stopped(&mut stopping) => return,
-        }
-        pause = (pause * 2).min(PAUSE_MAX);
-    }
+    app.relay.0.keep_running(make, app.stopping.clone()).await;
 }
 
 #[cfg(test)]
@@ -270,7 +173,9 @@ mod tests {
     use hapax::event::Origin;
     use hapax::journal::MemoryJournal;
     use hapax::{Error, Result, Topic};
+    use tokio::sync::watch;
 
+    use super::super::kept::until;
     use super::*;
 
     /// A bus that panics until it is mended.
@@ -305,16 +210,6 @@ mod tests {
         }
     }
 
-    async fn until(status: &RelayStatus, state: RelayState) {
-        for _ in 0..6000 {
-            if status.state() == state {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        panic!("it is {:?}, never {state:?}", status.state());
-    }
-
     #[tokio::test]
     async fn t233_a_relay_that_fails_is_not_ready_until_it_leads() {
         let config = Config::load(&Sources::new()).unwrap();
@@ -332,17 +227,17 @@ mod tests {
             let bus: Arc<dyn Bus> = Arc::<Broken>::clone(&broken);
             Relay::new(Arc::clone(&journal), bus, relayed.clone())
         };
-        let running = tokio::spawn(async move { keep_publishing(make, &seen, stopping).await });
-        until(&status, RelayState::Failed).await; // it panicked
+        let running = tokio::spawn(async move { seen.0.keep_running(make, stopping).await });
+        until(|| status.state(), RelayState::Failed).await; // it panicked
         bus.0.store(false, Ordering::SeqCst);
         bus.create_topic(&settings.topic, TopicSettings::new(1)).await.unwrap();
-        until(&status, RelayState::Leads).await;
+        until(|| status.state(), RelayState::Leads).await;
         running.abort();
 
         // One that cannot even be made.
         let (_stop, stopping) = watch::channel(false);
         let status = RelayStatus::default();
-        keep_publishing(|| Err(Error::Config("no".into())), &status, stopping).await;
+        status.0.keep_running(|| Err(Error::Config("no".into())), stopping).await;
         assert_eq!(status.state(), RelayState::Failed);
     }
 }

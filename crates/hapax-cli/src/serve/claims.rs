@@ -170,7 +170,7 @@ async fn claim_batch(
     State(app): State<Shared>,
     Json(body): Json<ClaimBatchBody>,
 ) -> Result<Json<ClaimBatchAnswer>, Problem> {
-    check_batch(&app, body.claims.len())?;
+    check_batch(&app, "claims", body.claims.len())?;
     if let Some(request_id) = &body.request_id {
         check_request_id(request_id)?;
     }
@@ -212,13 +212,12 @@ pub(super) fn one<T>(answer: Option<hapax::Result<T>>) -> Result<T, Problem> {
     Ok(answer.unwrap_or_else(|| Err(Error::Corrupt("a batch had fewer answers than claims".into())))?)
 }
 
-pub(super) fn check_batch(app: &App, count: usize) -> Result<(), Problem> {
+pub(super) fn check_batch(app: &App, what: &'static str, count: usize) -> Result<(), Problem> {
     let max = app.config.serve.batch_max;
     if (1..=max).contains(&count) {
         return Ok(());
     }
-    Err(Error::invalid("claims", format!("there are {count}; 1 to {max} are allowed (serve.batch_max)"))
-        .into())
+    Err(Error::invalid(what, format!("there are {count}; 1 to {max} are allowed (serve.batch_max)")).into())
 }
 
 fn check_request_id(text: &str) -> Result<(), Problem> {
@@ -300,7 +299,7 @@ pub(super) fn time(text: Option<&str>) -> Result<Option<Time>, Problem> {
 /// How long a claim's lease lasts.
 fn lease_of(claim: &Claim) -> Option<Duration> {
     match claim.mode {
-        Mode::Lease(terms) => Some(terms.lease),
+        Mode::Lease(settings) => Some(settings.lease),
         Mode::Once { track } => track,
         _ => None,
     }

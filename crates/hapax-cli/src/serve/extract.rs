@@ -117,16 +117,16 @@ fn bad_query(uri: &Uri, told: &str) -> Error {
     let told = told.strip_prefix("Failed to deserialize query string: ").unwrap_or(told);
     let pairs = Query::<Vec<(String, String)>>::try_from_uri(uri).map(|Query(pairs)| pairs);
     let given = |name: &str| pairs.iter().flatten().find(|(given, _)| given == name).map(|(_, value)| value);
-    let takes = |why: &str| match why {
+    let takes = |reason: &str| match reason {
         "invalid digit found in string" | "cannot parse integer from empty string" => Some("a whole number"),
         "number too large to fit in target type" => Some("a smaller number"),
         "number too small to fit in target type" => Some("a larger number"),
         "provided string was not `true` or `false`" => Some("true or false"),
         _ => None,
     };
-    let sentence = told
-        .split_once(": ")
-        .and_then(|(name, why)| Some(format!("{name} is {:?}; it must be {}", given(name)?, takes(why)?)));
+    let sentence = told.split_once(": ").and_then(|(name, reason)| {
+        Some(format!("{name} is {:?}; it must be {}", given(name)?, takes(reason)?))
+    });
     Error::invalid("query", sentence.unwrap_or_else(|| told.to_owned()))
 }
 

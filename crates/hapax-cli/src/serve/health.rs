@@ -21,6 +21,7 @@ use super::app::{App, Shared};
 use super::auth::Reader;
 use super::background::RelayState;
 use super::extract::Json;
+use super::feeding::FeedState;
 
 /// How long a dependency may take to answer a probe.
 const PROBE: Duration = Duration::from_secs(2);
@@ -60,8 +61,9 @@ async fn healthz() -> Json<Healthy> {
 pub struct Ready {
     /// Always true.
     ready: bool,
-    /// Each dependency: `ok`. The relay `leads` or `follows`.
-    #[schema(value_type = Object, example = json!({"ledger": "ok", "journal": "ok", "keys": "ok", "bus": "ok", "relay": "leads"}))]
+    /// Each dependency: `ok`. The relay `leads` or `follows`; the feed of the read model (`analytics`) `follows`,
+    /// or is `starting`.
+    #[schema(value_type = Object, example = json!({"ledger": "ok", "journal": "ok", "keys": "ok", "bus": "ok", "relay": "leads", "analytics": "follows"}))]
     checks: Value,
 }
 
@@ -114,12 +116,13 @@ impl Readiness {
 )]
 async fn readyz(State(app): State<Shared>) -> Response {
     let answers = app.readiness.answers(&app).await;
-    let relay = app.bus.as_ref().map(|_| app.relay.state());
+    let (relay, feed) = (app.bus.as_ref().map(|_| app.relay.state()), app.feed.state());
     let stopping = app.leaving.load(Ordering::Acquire);
     let dependencies =
         answers.into_iter().map(|(name, answer)| (name, answer, answer.is_none_or(|word| word == "ok")));
     let all = dependencies.chain([
         ("relay", relay.map(RelayState::word), relay.is_none_or(RelayState::is_ready)),
+        ("analytics", feed.map(FeedState::word), feed.is_none_or(FeedState::is_ready)),
         ("server", stopping.then_some("stopping"), !stopping),
     ]);
     let (mut checks, mut down) = (Map::new(), Vec::new());

@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use axum::http::header::{HOST, ORIGIN};
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
-use hapax::config::ServeConfig;
+use hapax::config::ServeSection;
 use hapax::problem::Problem;
 
 /// The address of this machine at which a connection arrived.
@@ -36,7 +36,7 @@ fn literal(host: &str) -> Option<IpAddr> {
 }
 
 impl Hosts {
-    pub fn of(serve: &ServeConfig) -> Self {
+    pub fn of(serve: &ServeSection) -> Self {
         let mut names: Vec<_> = ["localhost", "127.0.0.1", "[::1]"].map(str::to_owned).into();
         for address in [Some(serve.listen), serve.admin_listen].into_iter().flatten() {
             names.push(match address.ip() {

@@ -20,10 +20,9 @@ use utoipa_axum::routes;
 
 use super::app::{Shared, stopped};
 use super::auth::{Reader, Writer};
-use super::claims::present;
+use super::claims::{check_batch, present};
 use super::cursor;
 use super::extract::{Json, Named, PAGE_MAX, Params, limit};
-use super::openapi::ProblemBody;
 
 /// How many events a page has unless asked otherwise.
 const PAGE: usize = 100;
@@ -246,8 +245,8 @@ fn event(body: EventBody, trace: Option<TraceContext>) -> Result<Event, Problem>
     post, path = "/v1/journal/append", tag = "journal", request_body = AppendBody,
     responses(
         (status = 200, description = "They are stored", body = AppendAnswer),
-        (status = 409, description = "The aggregate has another seq: `conflict`, with `expected` and `actual`", body = ProblemBody, content_type = "application/problem+json"),
-        (status = 422, description = "An id was used before for other content: `mismatch`", body = ProblemBody, content_type = "application/problem+json"),
+        (status = 409, description = "The aggregate has another seq: `conflict`, with `expected` and `actual`"),
+        (status = 422, description = "An id was used before for other content: `mismatch`"),
     )
 )]
 async fn append(
@@ -256,10 +255,8 @@ async fn append(
     headers: HeaderMap,
     Json(body): Json<AppendBody>,
 ) -> Result<Json<AppendAnswer>, Problem> {
-    let max = app.config.serve.batch_max;
-    if body.events.len() > max {
-        let told = format!("there are {}; 1 to {max} are allowed (serve.batch_max)", body.events.len());
-        return Err(Error::invalid("events", told).into());
+    if !body.events.is_empty() {
+        check_batch(&app, "events", body.events.len())?; // an append of none has a sentence of its own
     }
     let expected = match body.expected {
         None | Some(ExpectedBody::Word(ExpectedWord::Any)) => Expected::Any,

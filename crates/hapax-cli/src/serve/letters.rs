@@ -14,6 +14,7 @@ use utoipa_axum::routes;
 use super::app::{App, Shared};
 use super::audit::audit;
 use super::auth::{Caller, Operator};
+use super::claims::check_batch;
 use super::extract::{Json, PAGE_MAX, Params, limit};
 use super::openapi::ProblemBody;
 use crate::ledger::act::{ChangeArgs, intervene};
@@ -232,7 +233,8 @@ pub struct ChangedEntry {
     #[schema(value_type = Option<Object>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     after: Option<Value>,
-    /// Whether its bytes are not held, so that it runs only when it is delivered again.
+    /// Whether it runs only when it is delivered again: its bytes are not held, or it was claimed without a topic, so
+    /// that no consumer is known to take it up. Publish it again.
     needs_delivery: bool,
     /// Why this one was not changed, although it could have been when all were looked at; the others were.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -256,8 +258,8 @@ pub struct ChangedAnswer {
     post, path = "/v1/dead/redrive", tag = "letters", request_body = ChangeBody,
     responses(
         (status = 200, description = "They run again", body = ChangedAnswer),
-        (status = 404, description = "There is no such entry: `not-found`; nothing was changed", body = ProblemBody, content_type = "application/problem+json"),
-        (status = 409, description = "One of them is not dead: `conflict`; nothing was changed", body = ProblemBody, content_type = "application/problem+json"),
+        (status = 404, description = "There is no such entry: `not-found`; nothing was changed"),
+        (status = 409, description = "One of them is not dead: `conflict`; nothing was changed"),
     )
 )]
 async fn redrive(
@@ -276,8 +278,8 @@ async fn redrive(
     post, path = "/v1/dead/drop", tag = "letters", request_body = ChangeBody,
     responses(
         (status = 200, description = "They are lost", body = ChangedAnswer),
-        (status = 404, description = "There is no such entry: `not-found`; nothing was changed", body = ProblemBody, content_type = "application/problem+json"),
-        (status = 409, description = "One of them is not dead: `conflict`; nothing was changed", body = ProblemBody, content_type = "application/problem+json"),
+        (status = 404, description = "There is no such entry: `not-found`; nothing was changed"),
+        (status = 409, description = "One of them is not dead: `conflict`; nothing was changed"),
     )
 )]
 async fn drop_dead(
@@ -297,8 +299,8 @@ async fn drop_dead(
     post, path = "/v1/parked/release", tag = "letters", request_body = ChangeBody,
     responses(
         (status = 200, description = "They go on", body = ChangedAnswer),
-        (status = 404, description = "There is no such entry: `not-found`; nothing was changed", body = ProblemBody, content_type = "application/problem+json"),
-        (status = 409, description = "One of them is not parked, or waits for an event that never came: `conflict`; nothing was changed", body = ProblemBody, content_type = "application/problem+json"),
+        (status = 404, description = "There is no such entry: `not-found`; nothing was changed"),
+        (status = 409, description = "One of them is not parked, or waits for an event that never came: `conflict`; nothing was changed"),
     )
 )]
 async fn release_parked(
@@ -320,10 +322,6 @@ fn only_for(given: bool, what: &'static str, route: &str) -> Result<(), Problem>
     if given { Err(Error::invalid(what, format!("it is only for {route}")).into()) } else { Ok(()) }
 }
 
-/// How many entries a request with `all` reads at most: they are chosen by aggregate and seq, so more are read
-/// than are changed.
-const READ_MAX: usize = 10_000;
-
 /// The same request as that of the command.
 fn args(app: &App, caller: &Caller, body: &ChangeBody) -> Result<ChangeArgs, Problem> {
     let invalid =
@@ -334,10 +332,8 @@ fn args(app: &App, caller: &Caller, body: &ChangeBody) -> Result<ChangeArgs, Pro
     if !body.all && (body.aggregate.is_some() || body.topic.is_some() || body.limit.is_some()) {
         return invalid("ids", "aggregate, topic and limit are only for all=true");
     }
-    let max = app.config.serve.batch_max;
-    if body.ids.len() > max {
-        let told = format!("there are {}; 1 to {max} are allowed (serve.batch_max)", body.ids.len());
-        return invalid("ids", &told);
+    if !body.all {
+        check_batch(app, "ids", body.ids.len())?;
     }
     if body.reason.trim().is_empty() {
         return invalid("reason", "it is blank; the audit row needs a reason");
@@ -360,7 +356,6 @@ fn args(app: &App, caller: &Caller, body: &ChangeBody) -> Result<ChangeArgs, Pro
         time: body.time.as_deref().map(Time::parse).transpose()?,
         // One more than is done, to know whether there are more.
         limit: Some(limit(body.limit, PAGE_MAX, PAGE_MAX)? + 1),
-        read_max: Some(READ_MAX),
         reason: body.reason.clone(),
         by: Some(caller.principal.clone()),
         dry_run: body.dry_run,

@@ -12,7 +12,7 @@ use axum::Router;
 use axum::http::StatusCode;
 use axum::http::header::{CONNECTION, HeaderValue};
 use axum::response::{IntoResponse as _, Response};
-use hapax::config::ServeConfig;
+use hapax::config::ServeSection;
 use hapax::problem::Problem;
 use hyper::Request;
 use hyper::body::Incoming;
@@ -51,7 +51,7 @@ pub struct Limits {
 
 impl Limits {
     /// Limits that are shared with no other listener, so that none takes another's connections.
-    pub fn of(serve: &ServeConfig) -> Self {
+    pub fn of(serve: &ServeSection) -> Self {
         Limits {
             connections: Arc::new(Semaphore::new(serve.connections_max)),
             reserve: Arc::new(Semaphore::new(RESERVE)),
@@ -194,8 +194,8 @@ async fn connection(
 }
 
 /// Nothing was begun: there is too much already.
-pub fn overloaded(why: &str) -> Response {
-    let told = format!("{why}; nothing was done; try again in a second");
+pub fn overloaded(reason: &str) -> Response {
+    let told = format!("{reason}; nothing was done; try again in a second");
     let problem =
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", "The server has too much to do", told)
             .retry();

@@ -87,8 +87,12 @@ pub fn document(api: &utoipa::openapi::OpenApi) -> Value {
             let more = WITH_BODY.iter().filter(|_| with_body);
             for (status, description) in ALWAYS.iter().chain(more) {
                 if operation["responses"][status].is_null() {
-                    operation["responses"][status] = problem(description);
+                    operation["responses"][status] = json!({"description": description});
                 }
+            }
+            if let Some(answers) = operation["responses"].as_object_mut() {
+                let refusals = answers.iter_mut().filter(|(status, _)| status.as_str() >= "400");
+                refusals.for_each(|(_, answer)| answer["content"] = problem_content());
             }
             operation["responses"]["431"] = json!({"description": "The head of the request is too large"});
             let tenant = json!({
@@ -105,9 +109,37 @@ pub fn document(api: &utoipa::openapi::OpenApi) -> Value {
     document
 }
 
-fn problem(description: &str) -> Value {
-    json!({
-        "description": description,
-        "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemBody"}}},
-    })
+/// Whatever is refused is answered with a problem.
+fn problem_content() -> Value {
+    json!({"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemBody"}}})
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    /// The description has one schema for a name: of two types with one name, one would be described as the
+    /// other.
+    #[test]
+    fn every_described_type_has_a_name_of_its_own() {
+        let mut named: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/src/serve");
+        for file in std::fs::read_dir(sources).unwrap() {
+            let path = file.unwrap().path();
+            let text = std::fs::read_to_string(&path).unwrap();
+            let mut described = false;
+            for line in text.lines() {
+                described |= line.starts_with("#[derive(") && line.contains("ToSchema");
+                let name = line.strip_prefix("pub struct ").or_else(|| line.strip_prefix("pub enum "));
+                if let Some(name) = name.filter(|_| described) {
+                    let name = name.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
+                    named.entry(name.to_owned()).or_default().push(path.display().to_string());
+                    described = false;
+                }
+            }
+        }
+        assert!(named.len() > 40, "the sources were read: {}", named.len());
+        named.retain(|_, files| files.len() > 1);
+        assert!(named.is_empty(), "{named:?}");
+    }
 }

@@ -30,7 +30,6 @@ use utoipa_axum::routes;
 use super::app::{App, Shared};
 use super::auth::{Caller, Reader, Writer};
 use super::extract::{Json, Named, Params, limit};
-use super::openapi::ProblemBody;
 use super::store::{Store, Tx, Write};
 
 /// How long a request waits for another one with its key.
@@ -340,9 +339,9 @@ fn written(status: StatusCode, record: hapax::Result<Record>) -> Response {
     responses(
         (status = 201, description = "Created", body = RecordBody),
         (status = 200, description = "It was created before, with this key", body = RecordBody),
-        (status = 404, description = "There is no such module: `not-found`", body = ProblemBody, content_type = "application/problem+json"),
-        (status = 409, description = "The id exists (`conflict`), or the key runs (`key-running`)", body = ProblemBody, content_type = "application/problem+json"),
-        (status = 410, description = "The key is too old: `key-expired`", body = ProblemBody, content_type = "application/problem+json"),
+        (status = 404, description = "There is no such module: `not-found`"),
+        (status = 409, description = "The id exists (`conflict`), or the key runs (`key-running`)"),
+        (status = 410, description = "The key is too old: `key-expired`"),
     )
 )]
 async fn create(
@@ -368,7 +367,7 @@ async fn create(
     params(("slug" = String, Path, description = "The module"), ListParams),
     responses(
         (status = 200, description = "A page", body = ListAnswer),
-        (status = 404, description = "There is no such module: `not-found`", body = ProblemBody, content_type = "application/problem+json"),
+        (status = 404, description = "There is no such module: `not-found`"),
     )
 )]
 async fn list(
@@ -393,7 +392,7 @@ async fn list(
     params(("slug" = String, Path, description = "The module"), ("id" = String, Path, description = "The record")),
     responses(
         (status = 200, description = "The record", body = RecordBody),
-        (status = 404, description = "There is no such record or module: `not-found`", body = ProblemBody, content_type = "application/problem+json"),
+        (status = 404, description = "There is no such record or module: `not-found`"),
     )
 )]
 async fn read(
@@ -419,10 +418,10 @@ async fn read(
     ),
     responses(
         (status = 200, description = "The record after the write", body = RecordBody),
-        (status = 404, description = "There is no such record or module: `not-found`", body = ProblemBody, content_type = "application/problem+json"),
-        (status = 409, description = "The record has another seq (`conflict`, with both), or the key runs (`key-running`)", body = ProblemBody, content_type = "application/problem+json"),
-        (status = 410, description = "The key is too old: `key-expired`", body = ProblemBody, content_type = "application/problem+json"),
-        (status = 428, description = "The expected seq is missing: `precondition-required`", body = ProblemBody, content_type = "application/problem+json"),
+        (status = 404, description = "There is no such record or module: `not-found`"),
+        (status = 409, description = "The record has another seq (`conflict`, with both), or the key runs (`key-running`)"),
+        (status = 410, description = "The key is too old: `key-expired`"),
+        (status = 428, description = "The expected seq is missing: `precondition-required`"),
     )
 )]
 async fn update(
@@ -452,13 +451,13 @@ async fn update(
     ),
     responses(
         (status = 200, description = "The record as it was, with the seq of the deletion", body = RecordBody),
-        (status = 404, description = "There is no such record or module: `not-found`", body = ProblemBody, content_type = "application/problem+json"),
-        (status = 408, description = "The body came too slowly: `request-timeout`", body = ProblemBody, content_type = "application/problem+json"),
-        (status = 409, description = "The record has another seq (`conflict`, with both), or the key runs (`key-running`)", body = ProblemBody, content_type = "application/problem+json"),
-        (status = 410, description = "The key is too old: `key-expired`", body = ProblemBody, content_type = "application/problem+json"),
-        (status = 413, description = "The body is too large: `body-too-large`", body = ProblemBody, content_type = "application/problem+json"),
-        (status = 422, description = "The key belongs to another request: `key-mismatch`", body = ProblemBody, content_type = "application/problem+json"),
-        (status = 428, description = "The expected seq is missing: `precondition-required`", body = ProblemBody, content_type = "application/problem+json"),
+        (status = 404, description = "There is no such record or module: `not-found`"),
+        (status = 408, description = "The body came too slowly: `request-timeout`"),
+        (status = 409, description = "The record has another seq (`conflict`, with both), or the key runs (`key-running`)"),
+        (status = 410, description = "The key is too old: `key-expired`"),
+        (status = 413, description = "The body is too large: `body-too-large`"),
+        (status = 422, description = "The key belongs to another request: `key-mismatch`"),
+        (status = 428, description = "The expected seq is missing: `precondition-required`"),
     )
 )]
 async fn delete(

@@ -15,7 +15,7 @@ use utoipa::OpenApi as _;
 use utoipa_axum::router::OpenApiRouter;
 
 use super::app::Shared;
-use super::auth::{self, Entrance};
+use super::auth::{self, Listener};
 use super::front::{self, Front};
 use super::hosts::Hosts;
 use super::openapi::{self, Api};
@@ -70,13 +70,13 @@ fn finished(
         (json, document.to_string()).into_response()
     });
     let front = Front { app: Arc::clone(app), hosts: Arc::new(Hosts::of(&app.config.serve)), work };
-    let entrance = Entrance { app: Arc::clone(app), loopback: address.ip().is_loopback() };
+    let listener = Listener { app: Arc::clone(app), loopback: address.ip().is_loopback() };
     router
         .route("/openapi.json", describe)
         .fallback(unknown)
         .method_not_allowed_fallback(not_allowed)
         .layer(from_fn_with_state(Arc::clone(app), front::arrived))
-        .layer(from_fn_with_state(entrance, auth::authorise))
+        .layer(from_fn_with_state(listener, auth::authorise))
         .layer(from_fn_with_state(front, front::front))
         .with_state(Arc::clone(app))
 }

@@ -27,24 +27,46 @@ pub fn routes() -> OpenApiRouter<Shared> {
         .routes(routes!(release))
 }
 
-/// A run that took effect.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct DoneBody {
-    /// The scope of the claim.
-    #[schema(min_length = 1, max_length = 255)]
-    scope: String,
-    /// The event.
-    #[schema(min_length = 1, max_length = 255)]
-    id: String,
-    /// The event's time, as in the claim.
-    #[schema(format = DateTime)]
-    time: Option<String>,
-    /// The token of the claim.
-    token: i64,
-    /// JSON to store, replacing that of the claim.
-    #[schema(value_type = Option<Value>)]
-    metadata: Option<Value>,
+/// The body of a request about a run: what names the run, and more. (`flatten` does not go with
+/// `deny_unknown_fields`.)
+macro_rules! run_body {
+    ($(#[$attr:meta])* pub struct $name:ident { $($(#[$field_attr:meta])* $field:ident: $type:ty,)* }) => {
+        $(#[$attr])*
+        #[derive(Debug, Deserialize, ToSchema)]
+        #[serde(deny_unknown_fields)]
+        pub struct $name {
+            /// The scope of the claim.
+            #[schema(min_length = 1, max_length = 255)]
+            scope: String,
+            /// The event.
+            #[schema(min_length = 1, max_length = 255)]
+            id: String,
+            /// The event's time, as in the claim.
+            #[schema(format = DateTime)]
+            time: Option<String>,
+            /// The token of the claim.
+            token: i64,
+            $($(#[$field_attr])* $field: $type,)*
+        }
+
+        impl $name {
+            /// The run that a caller means.
+            fn run(&self, caller: &Caller) -> Result<RemoteRun, Problem> {
+                let (tenant, scope) = (caller.tenant.clone(), caller.scope(&self.scope)?);
+                let identity = Identity { tenant, scope, id: EventId::new(&self.id)? };
+                Ok(RemoteRun { identity, time: time(self.time.as_deref())?, token: Token(self.token) })
+            }
+        }
+    };
+}
+
+run_body! {
+    /// A run that took effect.
+    pub struct DoneBody {
+        /// JSON to store, replacing that of the claim.
+        #[schema(value_type = Option<Value>)]
+        metadata: Option<Value>,
+    }
 }
 
 /// Many runs that took effect.
@@ -66,69 +88,36 @@ pub enum AfterFailure {
     Dead,
 }
 
-/// A run that failed.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct FailBody {
-    /// The scope of the claim.
-    #[schema(min_length = 1, max_length = 255)]
-    scope: String,
-    /// The event.
-    #[schema(min_length = 1, max_length = 255)]
-    id: String,
-    /// The event's time, as in the claim.
-    #[schema(format = DateTime)]
-    time: Option<String>,
-    /// The token of the claim.
-    token: i64,
-    /// Why it failed.
-    #[schema(min_length = 1)]
-    reason: String,
-    /// What comes next.
-    #[serde(default)]
-    then: AfterFailure,
-    /// The event's content, kept with the dead letter so that it can be run again. Not for an at-most-once
-    /// claim, which never runs again.
-    #[serde(default, deserialize_with = "present")]
-    #[schema(value_type = Option<Value>)]
-    payload: Option<Box<RawValue>>,
+run_body! {
+    /// A run that failed.
+    pub struct FailBody {
+        /// Why it failed.
+        #[schema(min_length = 1)]
+        reason: String,
+        /// What comes next.
+        #[serde(default)]
+        then: AfterFailure,
+        /// The event's content, kept with the dead letter so that it can be run again. Not for an at-most-once
+        /// claim, which never runs again.
+        #[serde(default, deserialize_with = "present")]
+        #[schema(value_type = Option<Value>)]
+        payload: Option<Box<RawValue>>,
+    }
 }
 
-/// A lease to extend.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct ExtendBody {
-    /// The scope of the claim.
-    #[schema(min_length = 1, max_length = 255)]
-    scope: String,
-    /// The event.
-    #[schema(min_length = 1, max_length = 255)]
-    id: String,
-    /// The event's time, as in the claim.
-    #[schema(format = DateTime)]
-    time: Option<String>,
-    /// The token of the claim.
-    token: i64,
-    /// How long it lasts from now.
-    #[schema(minimum = 1, maximum = 86_400_000)]
-    lease_ms: Option<u64>,
+run_body! {
+    /// A lease to extend.
+    pub struct ExtendBody {
+        /// How long it lasts from now.
+        #[schema(minimum = 1, maximum = 86_400_000)]
+        lease_ms: Option<u64>,
+    }
 }
 
-/// A lease to give back.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct ReleaseBody {
-    /// The scope of the claim.
-    #[schema(min_length = 1, max_length = 255)]
-    scope: String,
-    /// The event.
-    #[schema(min_length = 1, max_length = 255)]
-    id: String,
-    /// The event's time, as in the claim.
-    #[schema(format = DateTime)]
-    time: Option<String>,
-    /// The token of the claim.
-    token: i64,
+run_body! {
+    /// A lease to give back.
+    pub struct ReleaseBody {
+    }
 }
 
 /// What a run was settled as.
@@ -155,12 +144,6 @@ pub struct SettledBatchAnswer {
     outcomes: Vec<SettledAnswer>,
 }
 
-fn named(caller: &Caller, scope: &str, id: &str, at: Option<&str>, token: i64) -> Result<RemoteRun, Problem> {
-    let identity =
-        Identity { tenant: caller.tenant.clone(), scope: caller.scope(scope)?, id: EventId::new(id)? };
-    Ok(RemoteRun { identity, time: time(at)?, token: Token(token) })
-}
-
 async fn settle(app: &App, run: &RemoteRun, end: RemoteEnd) -> Result<Json<SettledAnswer>, Problem> {
     let settled = app.guard.settle_remote(run, end).await?;
     Ok(Json(SettledAnswer {
@@ -178,7 +161,7 @@ async fn settle(app: &App, run: &RemoteRun, end: RemoteEnd) -> Result<Json<Settl
     post, path = "/v1/claims/done", tag = "claims", request_body = DoneBody,
     responses(
         (status = 200, description = "It is done", body = SettledAnswer),
-        (status = 409, description = "The token does not hold the event, or its state does not permit this: `fenced`", body = ProblemBody, content_type = "application/problem+json"),
+        (status = 409, description = "The token does not hold the event, or its state does not permit this: `fenced`"),
     )
 )]
 async fn done(
@@ -186,7 +169,7 @@ async fn done(
     State(app): State<Shared>,
     Json(body): Json<DoneBody>,
 ) -> Result<Json<SettledAnswer>, Problem> {
-    let run = named(&caller, &body.scope, &body.id, body.time.as_deref(), body.token)?;
+    let run = body.run(&caller)?;
     let metadata = body.metadata.map(Metadata::try_from).transpose()?;
     settle(&app, &run, RemoteEnd::Done { metadata }).await
 }
@@ -201,11 +184,11 @@ async fn done_batch(
     State(app): State<Shared>,
     Json(body): Json<DoneBatchBody>,
 ) -> Result<Json<SettledBatchAnswer>, Problem> {
-    check_batch(&app, body.claims.len())?;
+    check_batch(&app, "claims", body.claims.len())?;
     let mut refused = Vec::with_capacity(body.claims.len());
     let (mut ids, mut runs) = (Vec::new(), Vec::new());
     for claim in body.claims {
-        let run = named(&caller, &claim.scope, &claim.id, claim.time.as_deref(), claim.token);
+        let run = claim.run(&caller);
         let metadata = claim.metadata.map(Metadata::try_from).transpose();
         ids.push(claim.id);
         match run.and_then(|run| Ok((run, metadata?))) {
@@ -243,7 +226,7 @@ async fn done_batch(
     post, path = "/v1/claims/fail", tag = "claims", request_body = FailBody,
     responses(
         (status = 200, description = "It is recorded", body = SettledAnswer),
-        (status = 409, description = "The token does not hold the event, or its state does not permit this: `fenced`", body = ProblemBody, content_type = "application/problem+json"),
+        (status = 409, description = "The token does not hold the event, or its state does not permit this: `fenced`"),
     )
 )]
 async fn fail(
@@ -251,7 +234,7 @@ async fn fail(
     State(app): State<Shared>,
     Json(body): Json<FailBody>,
 ) -> Result<Json<SettledAnswer>, Problem> {
-    let run = named(&caller, &body.scope, &body.id, body.time.as_deref(), body.token)?;
+    let run = body.run(&caller)?;
     if body.reason.trim().is_empty() {
         return Err(Error::invalid("reason", "it is blank; say why the run failed").into());
     }
@@ -275,7 +258,7 @@ async fn fail(
     post, path = "/v1/claims/extend", tag = "claims", request_body = ExtendBody,
     responses(
         (status = 200, description = "It is extended", body = SettledAnswer),
-        (status = 409, description = "The token does not hold the event, or its state does not permit this: `fenced`", body = ProblemBody, content_type = "application/problem+json"),
+        (status = 409, description = "The token does not hold the event, or its state does not permit this: `fenced`"),
     )
 )]
 async fn extend(
@@ -283,7 +266,7 @@ async fn extend(
     State(app): State<Shared>,
     Json(body): Json<ExtendBody>,
 ) -> Result<Json<SettledAnswer>, Problem> {
-    let run = named(&caller, &body.scope, &body.id, body.time.as_deref(), body.token)?;
+    let run = body.run(&caller)?;
     let lease = lease(body.lease_ms)?.unwrap_or(app.config.lease.timeout);
     let until = app.guard.extend_remote(&run, lease).await?;
     let id = run.identity.id.to_string();
@@ -295,7 +278,7 @@ async fn extend(
     post, path = "/v1/claims/release", tag = "claims", request_body = ReleaseBody,
     responses(
         (status = 200, description = "The event may be claimed again", body = SettledAnswer),
-        (status = 409, description = "The token does not hold the event, or its state does not permit this: `fenced`", body = ProblemBody, content_type = "application/problem+json"),
+        (status = 409, description = "The token does not hold the event, or its state does not permit this: `fenced`"),
     )
 )]
 async fn release(
@@ -303,6 +286,6 @@ async fn release(
     State(app): State<Shared>,
     Json(body): Json<ReleaseBody>,
 ) -> Result<Json<SettledAnswer>, Problem> {
-    let run = named(&caller, &body.scope, &body.id, body.time.as_deref(), body.token)?;
+    let run = body.run(&caller)?;
     settle(&app, &run, RemoteEnd::Released).await
 }

@@ -108,7 +108,7 @@ impl Store {
             Store::Sqlite { .. } => Ok(()),
             #[cfg(feature = "postgres")]
             Store::Postgres(of) => of.ready().await,
-            Store::Nowhere(why) => Err(Error::Unsupported(why.clone())),
+            Store::Nowhere(reason) => Err(Error::Unsupported(reason.clone())),
         }
     }
 
@@ -149,7 +149,7 @@ impl Store {
             Store::Sqlite { records, .. } => Ok(records),
             #[cfg(feature = "postgres")]
             Store::Postgres(of) => Ok(of.records()?),
-            Store::Nowhere(why) => Err(Error::Unsupported(why.clone())),
+            Store::Nowhere(reason) => Err(Error::Unsupported(reason.clone())),
         }
     }
 
@@ -177,7 +177,7 @@ impl Store {
             #[cfg(feature = "postgres")]
             _ => Err(Error::Unsupported("the transaction is of another database".into())),
             #[cfg(not(feature = "postgres"))]
-            (Store::Nowhere(why), Tx::Sqlite(_)) => Err(Error::Unsupported(why.clone())),
+            (Store::Nowhere(reason), Tx::Sqlite(_)) => Err(Error::Unsupported(reason.clone())),
         }
     }
 
@@ -189,6 +189,16 @@ impl Store {
             Store::Postgres(_) => None,
             Store::Nowhere(_) => None,
         }
+    }
+
+    /// The pulses of change data capture, where records are in PostgreSQL.
+    #[cfg(feature = "postgres")]
+    pub fn cdc(&self, config: &Config) -> Option<hapax::backend::postgres::PgCdc> {
+        let Store::Postgres(of) = self else { return None };
+        Some(hapax::backend::postgres::PgCdc::with_pool(
+            of.keys.pool().clone(),
+            &config.keys_settings().schema,
+        ))
     }
 
     /// Wakes those who wait for events.
@@ -328,7 +338,7 @@ impl FromRequestParts<Shared> for Tx {
             Store::Postgres(_) => {
                 hapax::keyed::KeyedTx::from_request_parts(parts, app).await.map(Tx::Postgres)
             }
-            Store::Nowhere(why) => Err(Problem::of(&Error::Unsupported(why.clone())).into_response()),
+            Store::Nowhere(reason) => Err(Problem::of(&Error::Unsupported(reason.clone())).into_response()),
         }
     }
 }

@@ -151,7 +151,7 @@ async fn list(
 /// A token to make.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct CreateBody {
+pub struct CreateTokenBody {
     /// Who or what uses it.
     #[schema(min_length = 1, max_length = 255, example = "shop")]
     name: String,
@@ -178,16 +178,16 @@ pub struct CreateBody {
 
 /// Makes a token; the answer has its secret, once
 #[utoipa::path(
-    post, path = "/v1/tokens", tag = "tokens", request_body = CreateBody,
+    post, path = "/v1/tokens", tag = "tokens", request_body = CreateTokenBody,
     responses(
         (status = 201, description = "It is made", body = TokenAnswer),
-        (status = 409, description = "There is a token with this id and another secret: `conflict`", body = super::openapi::ProblemBody, content_type = "application/problem+json"),
+        (status = 409, description = "There is a token with this id and another secret: `conflict`"),
     )
 )]
 async fn create(
     Operator(caller): Operator,
     State(app): State<Shared>,
-    Json(body): Json<CreateBody>,
+    Json(body): Json<CreateTokenBody>,
 ) -> Result<Response, Problem> {
     let tenant = body.tenant.map(Tenant::new).transpose()?.or_else(|| caller.tenant.clone());
     let scopes = match body.scopes {
@@ -237,8 +237,8 @@ pub struct RotateBody {
     params(("id" = String, Path, description = "The token's id")),
     responses(
         (status = 200, description = "It is rotated", body = TokenAnswer),
-        (status = 404, description = "There is no such token: `not-found`", body = super::openapi::ProblemBody, content_type = "application/problem+json"),
-        (status = 409, description = "It is not live, or somebody else rotated it: `conflict`", body = super::openapi::ProblemBody, content_type = "application/problem+json"),
+        (status = 404, description = "There is no such token: `not-found`"),
+        (status = 409, description = "It is not live, or somebody else rotated it: `conflict`"),
     )
 )]
 async fn rotate(
@@ -295,7 +295,7 @@ pub struct RevokedAnswer {
     delete, path = "/v1/tokens/{id}", tag = "tokens", params(("id" = String, Path, description = "The token's id"), RevokeParams),
     responses(
         (status = 200, description = "It is revoked", body = RevokedAnswer),
-        (status = 404, description = "There is no such token: `not-found`", body = super::openapi::ProblemBody, content_type = "application/problem+json"),
+        (status = 404, description = "There is no such token: `not-found`"),
     )
 )]
 async fn revoke(

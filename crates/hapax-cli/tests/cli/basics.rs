@@ -168,6 +168,7 @@ fn every_command_has_help_with_an_example() {
         "token rotate",
         "token generate",
         "audit ls",
+        "explain",
     ] {
         let args: Vec<_> = args.split(' ').chain(["--help"]).collect();
         let ran = run(dir.path(), &args).code(0);

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use hapax::Tenant;
 use hapax::keyed::{
-    AfterFailure, Answer, Begin, Begun, Ended, IdempotencyKey, KeyLease, Keys, RequestParts, RequestPrint,
+    AfterFailure, Answer, Begin, Begun, Ended, IdempotencyKey, KeyLease, Keys, RequestFingerprint,
+    RequestParts,
 };
 
 use crate::common::{Ran, run};
@@ -32,8 +33,8 @@ impl Service {
     fn request(&self, tenant: Option<&str>, key: &str, rule: AfterFailure) -> Begin {
         let parts = RequestParts { method: "POST", target: "/orders", body: b"{}", ..Default::default() };
         let tenant = tenant.map(|tenant| Tenant::new(tenant).unwrap());
-        let print = RequestPrint::of(self.1.secret(), &parts);
-        let mut begin = Begin::new(tenant, IdempotencyKey::new(key).unwrap(), print);
+        let fingerprint = RequestFingerprint::of(self.1.secret(), &parts);
+        let mut begin = Begin::new(tenant, IdempotencyKey::new(key).unwrap(), fingerprint);
         begin.after_failure = rule;
         begin
     }
@@ -173,6 +174,53 @@ fn a_key_whose_outcome_is_unknown_is_decided_with_a_reason_and_consent() {
     let mut nobody = crate::common::hapax(dir, &args);
     let ran: Ran = nobody.env_remove("USER").env_remove("LOGNAME").output().unwrap().into();
     assert!(ran.code(0).json()["decided_by"].as_str().unwrap().starts_with("uid "));
+}
+
+/// A decision about a request is an admin action: recorded before it is done, and not for a dry run.
+#[test]
+fn a_decision_about_a_key_leaves_an_audit_row() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let set = ["--set", "keys.url=sqlite:keys.db"];
+    let service = Service::open(dir);
+    run(dir, &[&["token", "create", "--name", "first", "--role", "admin"], &set[..]].concat()).code(0);
+    let rows = || {
+        let list = [&["audit", "ls", "--action", "keys.", "--json"], &set[..]].concat();
+        run(dir, &list).code(0).json()["audit"].as_array().unwrap().clone()
+    };
+    service.held(Some("acme"), "paid");
+    let decide = [
+        "resolve",
+        "--tenant",
+        "acme",
+        "paid",
+        "--answer",
+        "201",
+        "--reason",
+        "found in the bank",
+        "--by",
+        "ann",
+    ];
+    keys(dir, &[&decide[..], &["--dry-run"]].concat()).code(0);
+    assert!(rows().is_empty(), "a dry run decides nothing");
+    keys(dir, &[&decide[..], &["--yes"]].concat()).code(0);
+    let found = rows();
+    assert_eq!(found.len(), 1, "{found:?}");
+    let row = &found[0];
+    assert_eq!((&row["action"], &row["who"]), (&"keys.resolve".into(), &"ann".into()), "{row}");
+    assert_eq!(row["reason"], "found in the bank");
+    assert!(row["target"].as_str().unwrap().contains("paid") && row.to_string().contains("201"), "{row}");
+    // What is refused is not an action.
+    keys(dir, &[&decide[..], &["--yes"]].concat()).code(4);
+    assert_eq!(rows().len(), 1);
+    // Where it cannot be recorded it is not done.
+    service.held(None, "lost");
+    let file = rusqlite::Connection::open(dir.join("keys.db")).unwrap();
+    file.execute_batch("ALTER TABLE hapax_access_audit RENAME TO away").unwrap();
+    let refused = keys(dir, &["resolve", "lost", "--rerun", "--reason", "x", "--yes"]);
+    assert_ne!(refused.code, Some(0), "{}", refused.out);
+    file.execute_batch("ALTER TABLE away RENAME TO hapax_access_audit").unwrap();
+    assert_eq!(keys(dir, &["show", "lost", "--json"]).code(0).json()["state"], "outcome-unknown");
 }
 
 #[test]

@@ -30,7 +30,9 @@ const COMMANDS: &str = ",demo,consume,produce,journal,journal append,journal rea
     ledger retry,ledger release,ledger kill,ledger forget,serve,keys,keys init,keys ls,keys show,\
     keys sweep,keys resolve,modules,modules create,modules ls,modules grants,token,token create,\
     token ls,token revoke,token rotate,token generate,audit,audit ls,query,query records,query status,\
-    query drop";
+    query drop,query schema,probe,cdc,cdc config,cdc apply,cdc status,cdc remove,\
+    verify,verify analytics,verify search,verify cache,\
+    project,project run,project rebuild,project verify,project status,explain";
 
 #[test]
 fn e_own_options_come_first_and_the_long_help_appears() {

@@ -2,13 +2,14 @@
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 
 use serde_json::{Value, json};
 
 use crate::common::consume::wait_until;
-use crate::common::run;
 use crate::common::serve::{Answer, Server, request};
+use crate::common::{Ran, hapax, run};
 
 const A: &str = "0190d3a0-5b7e-7c3a-9f51-00000000000a";
 const B: &str = "0190d3a0-5b7e-7c3a-9f51-00000000000b";
@@ -207,4 +208,33 @@ fn a_server_without_a_feed_answers_what_is_there() {
     let server = Server::start(dir, &["--data", "d", "--journal", "dir:j"]);
     let told = ask(&server, None, "records").problem(501, "unsupported");
     assert!(told.contains("analytics.url"), "{told}");
+}
+
+/// A file of several pages is as current as its first page: what was written while it was printed may be missing in
+/// it.
+#[test]
+fn t334_a_file_is_as_current_as_its_first_page() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let server = started(dir);
+    // Two pages: one ends after 8 MiB.
+    let payload = json!({"text": "x".repeat(800 << 10)});
+    let mut newest = Value::Null;
+    for n in 0..12 {
+        newest = create(&server, None, &format!("k{n}"), &payload);
+    }
+    ask(&server, None, &format!("tally?after_write={}&wait_ms=30000", token(&newest))).is(200);
+    let synced = || ask(&server, None, "tally").is(200)["meta"]["lastSyncAt"].as_str().map(ToOwned::to_owned);
+    wait_until("it is known how current it is", || synced().is_some());
+    let args = ["query", "records", "--module", "orders", "--data", "d", "--format", "csv"];
+    let mut child = hapax(dir, &args).spawn().unwrap();
+    // A pipe has no room for a page, so the command waits within the first one.
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    out.read_line(&mut String::new()).unwrap();
+    let first = synced();
+    wait_until("the read model has gone on", || synced() > first);
+    assert_eq!(out.lines().count(), 12);
+    let ran = Ran::from(child.wait_with_output().unwrap()).code(0);
+    let told = ran.err.split("complete up to ").nth(1).and_then(|rest| rest.split_whitespace().next());
+    assert!(told.is_some_and(|told| Some(told) <= first.as_deref()), "{} {first:?}", ran.err);
 }

@@ -347,7 +347,7 @@ fn events_are_read_in_order_and_only_by_their_tenant() {
 
 #[test]
 fn keys_are_told_to_their_tenant() {
-    use hapax::keyed::{Answer, Begin, Begun, IdempotencyKey, Keys as _, RequestParts, RequestPrint};
+    use hapax::keyed::{Answer, Begin, Begun, IdempotencyKey, Keys as _, RequestFingerprint, RequestParts};
     let (dir, server) = server(&[]);
     assert_eq!(server.get("/v1/keys/k-1").is(200)["state"], "unknown");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -355,13 +355,15 @@ fn keys_are_told_to_their_tenant() {
         let url = format!("sqlite:{}", dir.path().join("hapax-data/journal.db").display());
         let keys = hapax::open::keys(&url).await.unwrap();
         let begin = async |tenant: Option<&str>, key: &str| {
-            let print = RequestPrint::of(
+            let fingerprint = RequestFingerprint::of(
                 keys.secret(),
                 &RequestParts { method: "POST", target: "/", ..RequestParts::default() },
             );
             let tenant = tenant.map(|tenant| hapax::Tenant::new(tenant).unwrap());
-            let Begun::First(lease) =
-                keys.begin(&Begin::new(tenant, IdempotencyKey::new(key).unwrap(), print)).await.unwrap()
+            let Begun::First(lease) = keys
+                .begin(&Begin::new(tenant, IdempotencyKey::new(key).unwrap(), fingerprint))
+                .await
+                .unwrap()
             else {
                 panic!("{key}")
             };
@@ -421,6 +423,8 @@ fn dead_letters_are_run_again_or_dropped_by_name() {
     assert_eq!(state(&server, "e-1"), "dead", "it was a dry run");
     let done = redrive(json!({"scope": "mailer", "ids": ["e-1"], "reason": "fixed in 1.4.2"})).is(200);
     assert_eq!(done["entries"][0]["what"], "redrive");
+    // It was claimed over HTTP: no consumer takes it up by itself.
+    assert_eq!(done["entries"][0]["needs_delivery"], json!(true), "t341: {done}");
     assert_eq!(state(&server, "e-1"), "retry");
     // One mistake in the list: nothing is changed.
     redrive(json!({"scope": "mailer", "ids": ["e-2", "nobody"], "reason": "r"})).problem(404, "not-found");
@@ -466,10 +470,10 @@ fn parked_events_are_released() {
         for order in ["o-1", "o-2"] {
             let claim = |seq: u64| {
                 let id = EventId::new(format!("{order}-{seq}")).unwrap();
-                let terms =
+                let settings =
                     LeaseSettings { lease: std::time::Duration::from_secs(60), attempts_max: 5, alone: true };
                 let mut claim =
-                    Claim::new(Identity::new(Scope::new("mailer").unwrap(), id), Mode::Lease(terms));
+                    Claim::new(Identity::new(Scope::new("mailer").unwrap(), id), Mode::Lease(settings));
                 let aggregate = Aggregate::new(order).unwrap();
                 claim.order =
                     Some(Order { aggregate, seq, policy: OrderPolicy::Latest, on_dead: OnDead::Park });

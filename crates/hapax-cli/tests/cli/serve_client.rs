@@ -87,7 +87,31 @@ impl Way {
 async fn t195_the_client_and_the_real_server_write_once() {
     let dir = tempfile::tempdir().unwrap();
     run(dir.path(), &["modules", "create", "orders"]).code(0);
-    let mut server = Server::start(dir.path(), &[]);
+    let (client, way, server) = writes_once("orders", || Server::start(dir.path(), &[])).await;
+    claims_and_appends(&client, &way).await;
+    a_dead_letter_has_its_content(&client, &server).await;
+    t283_an_at_most_once_run_can_fail_whatever_it_was_claimed_with(&client, &server).await;
+    t285_a_claim_without_an_answer_is_asked_for_again(&way).await;
+    t286_a_claim_knows_its_end_by_the_callers_clock(&client).await;
+    t287_no_reason_keeps_a_run_from_being_settled(&client, &server).await;
+}
+
+/// Journal, keys and records are in PostgreSQL, and the server has no right but those of the app.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+#[cfg(feature = "postgres")]
+async fn t195_the_client_and_the_real_server_write_once_on_postgres() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_owned();
+    // It waits for its own connections.
+    let made = tokio::task::spawn_blocking(move || crate::common::roles::Postgres::new(&path));
+    let place = made.await.unwrap();
+    let (client, way, _server) = writes_once(&place.slug, || place.start()).await;
+    claims_and_appends(&client, &way).await;
+}
+
+/// Answers get lost and the server is killed; each write takes effect once.
+async fn writes_once(slug: &str, start: impl Fn() -> Server) -> (Client, Way, Server) {
+    let mut server = start();
     let way = Way::to(&server).await;
     let mut settings = ClientSettings::default();
     settings.deadline = PATIENCE;
@@ -95,7 +119,7 @@ async fn t195_the_client_and_the_real_server_write_once() {
     let client = Client::with_settings(&format!("http://{}", way.here), settings).unwrap();
     assert_eq!(client.info().await.unwrap().key_retention_s, 30 * 86_400);
 
-    let orders = client.data("orders");
+    let orders = client.data(slug);
     let created = orders.create(json!({"amount": 7})).await.unwrap();
     assert_eq!((created.replayed, created.record.seq), (false, 1));
     let id = created.record.id;
@@ -126,7 +150,7 @@ async fn t195_the_client_and_the_real_server_write_once() {
     tokio::time::timeout(PATIENCE, done).await.unwrap();
     server.signal("-KILL");
     server.ended();
-    let server = Server::start(dir.path(), &[]);
+    let server = start();
     way.to.lock().unwrap().clone_from(&server.address);
     let written = sending.await.unwrap().unwrap();
     assert!(written.replayed, "{written:?}");
@@ -140,12 +164,7 @@ async fn t195_the_client_and_the_real_server_write_once() {
     let events = server.get("/v1/journal/events?limit=100").is(200);
     let kinds: Vec<_> = events["events"].as_array().unwrap().iter().map(|event| &event["kind"]).collect();
     assert_eq!(kinds, ["record.created", "record.updated", "record.created", "record.deleted"], "{events}");
-    claims_and_appends(&client, &way).await;
-    a_dead_letter_has_its_content(&client, &server).await;
-    t283_an_at_most_once_run_can_fail_whatever_it_was_claimed_with(&client, &server).await;
-    t285_a_claim_without_an_answer_is_asked_for_again(&way).await;
-    t286_a_claim_knows_its_end_by_the_callers_clock(&client).await;
-    t287_no_reason_keeps_a_run_from_being_settled(&client, &server).await;
+    (client, way, server)
 }
 
 /// What the client says with a failure is there to be looked at, and to be run again.

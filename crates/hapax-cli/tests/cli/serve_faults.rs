@@ -240,19 +240,7 @@ fn t305_a_role_of_maintenance_that_bypasses_row_security_is_refused() {
         [(admin.as_str(), "bypasses row security"), ("postgres://nobody_at_all@127.0.0.1:1/x", "PostgreSQL")]
     {
         let keeper = format!("keys.maintenance_url={keeper}");
-        let args = [
-            "--listen",
-            "127.0.0.1:0",
-            "--journal",
-            &place.app_url,
-            "--set",
-            place.schema_flag(),
-            "--set",
-            &keeper,
-            "--set",
-            "journal.migrate=check",
-        ];
-        let refused = crate::common::serve::refused(dir.path(), &args).code(3);
+        let refused = place.refused(&["--set", &keeper]);
         assert!(refused.err.contains(told), "{}", refused.err);
     }
 }
@@ -264,19 +252,7 @@ fn t308_accepting_a_bypass_does_not_switch_off_what_protects_others() {
     let dir = tempfile::tempdir().unwrap();
     let place = Postgres::new(dir.path());
     place.owner_runs(&format!("alter table module_{}.records no force row level security", place.slug));
-    let args = [
-        "--journal",
-        &place.app_url,
-        "--set",
-        place.schema_flag(),
-        "--set",
-        "records.accept_bypass=true",
-        "--set",
-        "journal.migrate=check",
-        "--without",
-        "sweepers",
-    ];
-    let server = Server::start(dir.path(), &args);
+    let server = place.start_with(&["--set", "records.accept_bypass=true", "--without", "sweepers"]);
     create(&server, &place.slug, Some(A), "k", &json!({"payload": {}})).problem(503, "unavailable");
 }
 
@@ -287,19 +263,7 @@ fn t309_records_of_an_older_build_are_not_called_missing() {
     let dir = tempfile::tempdir().unwrap();
     let place = Postgres::new(dir.path());
     place.owner_runs(&format!("update {}.records_meta set version = 0", place.schema));
-    let args = [
-        "--listen",
-        "127.0.0.1:0",
-        "--journal",
-        &place.app_url,
-        "--set",
-        place.schema_flag(),
-        "--set",
-        "journal.migrate=check",
-        "--without",
-        "sweepers",
-    ];
-    let refused = crate::common::serve::refused(dir.path(), &args).code(3);
+    let refused = place.refused(&["--without", "sweepers"]);
     assert!(refused.err.contains("version 0"), "{}", refused.err);
 }
 
@@ -332,16 +296,6 @@ fn t300_numbers_that_a_database_writes_out_can_be_read() {
 fn t312_keys_whose_protection_was_changed_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let place = Postgres::new(dir.path());
-    let args = [
-        "--listen",
-        "127.0.0.1:0",
-        "--journal",
-        &place.app_url,
-        "--set",
-        place.schema_flag(),
-        "--set",
-        "journal.migrate=check",
-    ];
     for (change, back, told) in [
         (
             "alter table {s}.keys no force row level security",
@@ -351,7 +305,7 @@ fn t312_keys_whose_protection_was_changed_are_refused() {
         ("create policy more on {s}.keys using (true)", "drop policy more on {s}.keys", "policies"),
     ] {
         place.owner_runs(&change.replace("{s}", &place.schema));
-        let refused = crate::common::serve::refused(dir.path(), &args).code(3);
+        let refused = place.refused(&[]);
         assert!(refused.err.contains(told), "{}", refused.err);
         place.owner_runs(&back.replace("{s}", &place.schema));
     }

@@ -34,7 +34,7 @@ use crate::error::{Error, Result};
 use crate::id::Tenant;
 
 /// How often a transaction in doubt, or one that met others, is sent again.
-const TRIES_MAX: u32 = 5;
+const ATTEMPTS_MAX: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Settings of API tokens in PostgreSQL.
@@ -95,7 +95,7 @@ impl PgAccess {
     /// Uses a pool of your own.
     pub async fn with_pool(pool: PgPool, settings: PgAccessSettings) -> Result<Self> {
         check_name(&settings.schema)?;
-        schema::prepare(&pool, &settings.schema, settings.migrate).await?;
+        schema::PART.prepare(&pool, &settings.schema, settings.migrate, &[]).await?;
         let database = Database::new(pool, settings.pooling).await?;
         if settings.refuse {
             let mut tx = begin(database.pool(), BEGIN).await.map_err(|e| fail("checking the server", e))?;
@@ -144,20 +144,20 @@ impl Inner {
 
     /// After an error: waits a moment if what failed can be sent again, because its answer was lost or
     /// others were in the way. The error otherwise.
-    async fn pause(&self, what: &str, error: sqlx::Error, tries: u32) -> Result<()> {
+    async fn pause(&self, what: &str, error: sqlx::Error, attempts: u32) -> Result<()> {
         self.database.note_pooler(&error);
         let again = matches!(meaning(&error), Meaning::Doubt | Meaning::Conflict | Meaning::Unique);
         // A full pool is no doubt: waiting again would only make it fuller.
-        if !again || matches!(error, sqlx::Error::PoolTimedOut) || tries >= TRIES_MAX {
+        if !again || matches!(error, sqlx::Error::PoolTimedOut) || attempts >= ATTEMPTS_MAX {
             return Err(fail(what, error));
         }
-        tokio::time::sleep(PAUSE * tries).await;
+        tokio::time::sleep(PAUSE * attempts).await;
         Ok(())
     }
 
     /// Runs one statement on its own, which can be repeated.
     async fn rows(&self, what: &str, statement: impl Fn() -> Statement) -> Result<Vec<PgRow>> {
-        let mut tries = 1;
+        let mut attempts = 1;
         loop {
             let answer = if self.database.pooled() {
                 self.rows_in_transaction(statement()).await
@@ -166,9 +166,9 @@ impl Inner {
             };
             match answer {
                 Ok(rows) => return Ok(rows),
-                Err(error) => self.pause(what, error, tries).await?,
+                Err(error) => self.pause(what, error, attempts).await?,
             }
-            tries += 1;
+            attempts += 1;
         }
     }
 
@@ -187,13 +187,13 @@ impl Inner {
         by: &Actor,
         decide: impl Fn(Found<'_>, Time) -> Result<Change>,
     ) -> Result<TokenEntry> {
-        let mut tries = 1;
+        let mut attempts = 1;
         loop {
             match self.change_once(id, maker, by, &decide).await {
                 Ok(changed) => return changed,
-                Err(error) => self.pause(what, error, tries).await?,
+                Err(error) => self.pause(what, error, attempts).await?,
             }
-            tries += 1;
+            attempts += 1;
         }
     }
 
@@ -325,8 +325,8 @@ impl Access for PgAccess {
         self.0.rows("listing audit rows", statement).await?.iter().map(rows::decode_audit).collect()
     }
 
-    async fn sweep(&self, terms: &AuditSweep) -> Result<SweptAudit> {
-        sweep::sweep(&self.0, terms).await
+    async fn sweep(&self, settings: &AuditSweep) -> Result<SweptAudit> {
+        sweep::sweep(&self.0, settings).await
     }
 
     fn backend(&self) -> &'static str {

@@ -11,12 +11,12 @@ use crate::ledger::Pace;
 
 const WHAT: &str = "sweeping audit rows";
 
-pub(super) async fn sweep(inner: &Inner, terms: &AuditSweep) -> Result<SweptAudit> {
-    terms.check()?;
+pub(super) async fn sweep(inner: &Inner, settings: &AuditSweep) -> Result<SweptAudit> {
+    settings.check()?;
     let skipped = SweptAudit { skipped: true, ..SweptAudit::default() };
     let mut tx = begin(inner.pool(), BEGIN_BRIEFLY).await.map_err(|e| fail(WHAT, e))?;
     let Some((now, before)) = lock(inner, &mut tx).await? else { return Ok(skipped) };
-    let Some(plan) = terms.plan(before, now) else { return Ok(skipped) };
+    let Some(plan) = settings.plan(before, now) else { return Ok(skipped) };
     let mut swept = SweptAudit { paused_until: plan.pace.paused_until, ..SweptAudit::default() };
     let s = &inner.schema;
     let sql = format!(
@@ -35,11 +35,11 @@ pub(super) async fn sweep(inner: &Inner, terms: &AuditSweep) -> Result<SweptAudi
         return Ok(swept);
     };
     loop {
-        let gone = forget(inner, &mut tx, horizon, terms.batch_max).await?;
+        let gone = forget(inner, &mut tx, horizon, settings.batch_max).await?;
         crate::crash_point!("access.sweep.commit");
         tx.commit().await.map_err(|e| fail(WHAT, e))?;
         swept.rows += gone;
-        if gone < terms.batch_max as u64 {
+        if gone < settings.batch_max as u64 {
             return Ok(swept);
         }
         tx = begin(inner.pool(), BEGIN_BRIEFLY).await.map_err(|e| fail(WHAT, e))?;

@@ -316,8 +316,8 @@ impl Journal for PgJournal {
         wake::wait(&self.0, after, at_most).await
     }
 
-    async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
-        sweep::sweep(&self.0, terms).await
+    async fn sweep(&self, settings: &JournalSweep) -> Result<u64> {
+        sweep::sweep(&self.0, settings).await
     }
 
     async fn stat(&self) -> Result<JournalStat> {

@@ -17,7 +17,7 @@ use crate::journal::{Checkpoint, Leadership, RelayState, may_be_forgotten, must_
 use crate::ledger::Token;
 
 /// How often to try again when another relay took and released leadership in between.
-const TRIES_MAX: u32 = 5;
+const ATTEMPTS_MAX: u32 = 5;
 
 fn micros(lease: Duration) -> i64 {
     // A century is long enough, and fits into a timestamp.
@@ -62,7 +62,7 @@ pub(super) async fn acquire_leadership(
         "select owner, (extract(epoch from until) * 1000000::numeric)::bigint as until from {s}.journal_relay \
          where relay = $1 and owner is not null and until is not null"
     );
-    for _ in 0..TRIES_MAX {
+    for _ in 0..ATTEMPTS_MAX {
         let query = sqlx::query_as::<_, Stored>(AssertSqlSafe(take.clone()))
             .persistent(false)
             .bind(relay.as_str())
@@ -141,7 +141,8 @@ pub(super) async fn save(
 }
 
 fn contended(what: &str) -> Error {
-    let what = format!("{what}: another relay took and released the leadership {TRIES_MAX} times meanwhile");
+    let what =
+        format!("{what}: another relay took and released the leadership {ATTEMPTS_MAX} times meanwhile");
     Error::Contended { what, source: None }
 }
 
@@ -210,7 +211,7 @@ pub(super) async fn forget(inner: &Inner, relay: &RelayName) -> Result<RelayStat
         "delete from {s}.journal_relay where relay = $1 \
          and (owner is null or until is null or until <= {s}.journal_now()) returning {COLUMNS}"
     );
-    for _ in 0..TRIES_MAX {
+    for _ in 0..ATTEMPTS_MAX {
         let query =
             sqlx::query_as::<_, Row>(AssertSqlSafe(forget.clone())).persistent(false).bind(relay.as_str());
         if let Some(row) = inner.fetch_first(what, query).await? {

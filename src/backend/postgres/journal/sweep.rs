@@ -22,9 +22,9 @@ from_row! {
 
 /// Removes up to `batch_max` events that may go. Events that another sweep removed first do not
 /// count; then it looks for others.
-pub(super) async fn sweep(inner: &Inner, terms: &JournalSweep) -> Result<u64> {
+pub(super) async fn sweep(inner: &Inner, settings: &JournalSweep) -> Result<u64> {
     loop {
-        let (found, gone) = step(inner, terms).await?;
+        let (found, gone) = step(inner, settings).await?;
         if found == 0 || gone > 0 {
             return Ok(gone);
         }
@@ -34,19 +34,19 @@ pub(super) async fn sweep(inner: &Inner, terms: &JournalSweep) -> Result<u64> {
 /// Reads the oldest events, a page at a time, and removes the first that may go. It ends at a page
 /// without an old event, because later events are newer. It skips events that a relay still needs.
 /// Returns how many events it found, and how many of them it removed itself.
-async fn step(inner: &Inner, terms: &JournalSweep) -> Result<(usize, u64)> {
+async fn step(inner: &Inner, settings: &JournalSweep) -> Result<(usize, u64)> {
     let mut tx = begin(inner.pool(), BEGIN_BRIEFLY).await.map_err(|e| fail(WHAT, e))?;
     let relays = relay::relays_in(inner, &mut tx, true).await?;
     let Some(up_to) = swept_up_to(&relays) else { return Ok((0, 0)) };
     let (mut after, mut going) = (0, Vec::new());
-    while going.len() < terms.batch_max {
-        let page = page(inner, &mut tx, after, &up_to, terms).await?;
+    while going.len() < settings.batch_max {
+        let page = page(inner, &mut tx, after, &up_to, settings).await?;
         let Some(last) = page.last() else { break };
         after = last.position;
         let is_old = page.iter().any(|candidate| candidate.is_old);
         for candidate in page {
             let position = candidate.position;
-            if going.len() < terms.batch_max && candidate.is_old && !held_back(&relays, candidate)? {
+            if going.len() < settings.batch_max && candidate.is_old && !held_back(&relays, candidate)? {
                 going.push(position);
             }
         }
@@ -54,7 +54,7 @@ async fn step(inner: &Inner, terms: &JournalSweep) -> Result<(usize, u64)> {
             break;
         }
     }
-    if terms.dry_run || going.is_empty() {
+    if settings.dry_run || going.is_empty() {
         return Ok((going.len(), going.len() as u64));
     }
     let sql = format!("delete from {}.journal where position = any($1)", inner.settings.schema);
@@ -69,7 +69,7 @@ async fn page(
     connection: &mut PgConnection,
     after: i64,
     up_to: &Position,
-    terms: &JournalSweep,
+    settings: &JournalSweep,
 ) -> Result<Vec<Candidate>> {
     let s = &inner.settings.schema;
     let sql = format!(
@@ -78,13 +78,13 @@ async fn page(
          where j.position > $1 and j.position <= $2 order by j.position limit $4"
     );
     // A timestamp cannot express anything longer ago.
-    let older = terms.older_than.min(Duration::from_secs(4000 * 365 * 86_400));
+    let older = settings.older_than.min(Duration::from_secs(4000 * 365 * 86_400));
     sqlx::query_as(AssertSqlSafe(sql))
         .persistent(false)
         .bind(after)
         .bind(count(up_to.number()))
         .bind(micros(older))
-        .bind(count(terms.batch_max.clamp(100, 10_000) as u64))
+        .bind(count(settings.batch_max.clamp(100, 10_000) as u64))
         .fetch_all(connection)
         .await
         .map_err(|e| fail(WHAT, e))

@@ -45,7 +45,7 @@ const WAIT: &str = "100ms";
 /// How long a connection may take to answer before it is used.
 const SILENT: Duration = Duration::from_secs(5);
 /// How often a statement in doubt, or one that met others, is sent again.
-const TRIES_MAX: u32 = 5;
+const ATTEMPTS_MAX: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(20);
 /// How often a request is begun again while its own first try, whose connection was lost, has it.
 const UNDECIDED_MAX: u32 = 30;
@@ -237,7 +237,7 @@ impl Inner {
         statement: impl Fn() -> Statement<'static>,
         is_decided: impl Fn(&[PgRow]) -> bool,
     ) -> Result<Ran> {
-        let (mut tries, mut undecided, mut is_in_doubt) = (1, 0, false);
+        let (mut attempts, mut undecided, mut is_in_doubt) = (1, 0, false);
         loop {
             let answer = if self.pooled() || *seen != Seen::Nothing {
                 async {
@@ -269,15 +269,15 @@ impl Inner {
             is_in_doubt |= meaning(&error) == Meaning::Doubt;
             let again = matches!(meaning(&error), Meaning::Doubt | Meaning::Conflict);
             // A full pool is no doubt: waiting again would only make it fuller.
-            if !again || matches!(error, sqlx::Error::PoolTimedOut) || tries == TRIES_MAX {
+            if !again || matches!(error, sqlx::Error::PoolTimedOut) || attempts == ATTEMPTS_MAX {
                 return Err(fail(what, error));
             }
             let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
             if matches!(code.as_deref(), Some("26000" | "42P05")) {
                 self.pooled.store(true, Ordering::Relaxed); // a pooler is in front after all
             }
-            tokio::time::sleep(PAUSE * tries).await;
-            tries += 1;
+            tokio::time::sleep(PAUSE * attempts).await;
+            attempts += 1;
         }
     }
 
@@ -314,8 +314,8 @@ impl Inner {
             .bind(wait.to_owned())
             .bind(begin.tenant_text().to_owned())
             .bind(begin.key.as_str().to_owned())
-            .bind(begin.print.fingerprint.0.to_vec())
-            .bind(begin.print.parts_text())
+            .bind(begin.fingerprint.whole.0.to_vec())
+            .bind(begin.fingerprint.parts_text())
             .bind(begin.nonce.0)
             .bind(leased.then(|| micros(begin.lease)))
             .bind(hold)
@@ -355,7 +355,7 @@ fn begun(begin: &Begin, row: &PgRow) -> Result<Begun> {
         }
         4 => {
             let parts: Option<String> = row.try_get(4).map_err(read)?;
-            Begun::Mismatch { differing: begin.print.differing(&parts.unwrap_or_default()) }
+            Begun::Mismatch { differing: begin.fingerprint.differing(&parts.unwrap_or_default()) }
         }
         5 => Begun::Expired,
         6 => Begun::OutcomeUnknown { since: time()? },
@@ -558,8 +558,8 @@ impl Keys for PgKeys {
         rows.iter().map(entry).collect()
     }
 
-    async fn sweep(&self, terms: &KeySweep) -> Result<SweptKeys> {
-        sweep::sweep(&self.0, terms).await
+    async fn sweep(&self, settings: &KeySweep) -> Result<SweptKeys> {
+        sweep::sweep(&self.0, settings).await
     }
 
     async fn info(&self) -> Result<KeysInfo> {

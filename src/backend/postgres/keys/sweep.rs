@@ -14,7 +14,7 @@ use sqlx::{AssertSqlSafe, PgTransaction};
 
 use super::seen::Seen;
 use super::sql::us;
-use super::{Inner, PAUSE, TRIES_MAX, fail};
+use super::{ATTEMPTS_MAX, Inner, PAUSE, fail};
 use crate::backend::postgres::database::begin;
 use crate::backend::postgres::error::{Meaning, meaning};
 use crate::clock::Time;
@@ -32,31 +32,31 @@ const BEGIN: &str = "BEGIN; SET LOCAL search_path = pg_catalog, pg_temp; \
 const WAIT: &str = "10s";
 
 /// Sweeps. It forgets everything that is old, or says that it was skipped, or fails.
-pub(super) async fn sweep(inner: &Inner, terms: &KeySweep) -> Result<SweptKeys> {
-    terms.check()?;
-    if terms.dry_run {
-        return would_forget(inner, terms).await;
+pub(super) async fn sweep(inner: &Inner, settings: &KeySweep) -> Result<SweptKeys> {
+    settings.check()?;
+    if settings.dry_run {
+        return would_forget(inner, settings).await;
     }
-    let Some((mut swept, horizon)) = begin_sweep(inner, terms).await? else {
+    let Some((mut swept, horizon)) = begin_sweep(inner, settings).await? else {
         return Ok(SweptKeys { skipped: true, ..SweptKeys::default() });
     };
     let Some(horizon) = horizon else { return Ok(swept) };
-    let mut tries = 1;
+    let mut attempts = 1;
     loop {
-        let gone = match batch(inner, terms, horizon).await {
+        let gone = match batch(inner, settings, horizon).await {
             Ok(gone) => gone,
             // A batch can be repeated: what is gone is gone.
-            Err(error) if may_repeat(&error) && tries < TRIES_MAX => {
-                tokio::time::sleep(PAUSE * tries).await;
-                tries += 1;
+            Err(error) if may_repeat(&error) && attempts < ATTEMPTS_MAX => {
+                tokio::time::sleep(PAUSE * attempts).await;
+                attempts += 1;
                 continue;
             }
             Err(error) => return Err(fail(WHAT, error)),
         };
-        tries = 1;
+        attempts = 1;
         swept.keys += gone;
-        terms.forgot(gone);
-        if gone < terms.batch_max as u64 {
+        settings.forgot(gone);
+        if gone < settings.batch_max as u64 {
             return Ok(swept);
         }
     }
@@ -68,7 +68,7 @@ fn may_repeat(error: &sqlx::Error) -> bool {
 
 /// Raises the horizon and stores when this sweep began. `None`: another sweep runs or has just run.
 /// Without a horizon there is nothing to forget.
-async fn begin_sweep(inner: &Inner, terms: &KeySweep) -> Result<Option<(SweptKeys, Option<Time>)>> {
+async fn begin_sweep(inner: &Inner, settings: &KeySweep) -> Result<Option<(SweptKeys, Option<Time>)>> {
     let failed = |e: sqlx::Error| fail(WHAT, e);
     let mut tx = begin(&inner.pool, BEGIN).await.map_err(failed)?;
     let alone: bool = lock(inner, &mut tx, "pg_try_advisory_xact_lock").await.map_err(failed)?;
@@ -76,7 +76,7 @@ async fn begin_sweep(inner: &Inner, terms: &KeySweep) -> Result<Option<(SweptKey
         return Ok(None);
     }
     let Some(found) = meta(inner, &mut tx, "for update").await? else { return Ok(None) };
-    let Some(plan) = terms.plan(found.pace, found.now) else { return Ok(None) };
+    let Some(plan) = settings.plan(found.pace, found.now) else { return Ok(None) };
     let s = &inner.settings.schema;
     let time = |at: &str| format!("'epoch'::timestamptz + {at} * interval '1 microsecond'");
     let sql = format!(
@@ -100,14 +100,14 @@ async fn begin_sweep(inner: &Inner, terms: &KeySweep) -> Result<Option<(SweptKey
 }
 
 /// Forgets one batch.
-async fn batch(inner: &Inner, terms: &KeySweep, horizon: Time) -> sqlx::Result<u64> {
+async fn batch(inner: &Inner, settings: &KeySweep, horizon: Time) -> sqlx::Result<u64> {
     let mut tx = begin(&inner.pool, BEGIN).await?;
     sqlx::query("select set_config('hapax.maintenance', 'on', true)")
         .persistent(false)
         .execute(&mut *tx)
         .await?;
     lock::<()>(inner, &mut tx, "pg_advisory_xact_lock").await?;
-    let gone = forget(inner, &mut tx, terms, horizon).await?;
+    let gone = forget(inner, &mut tx, settings, horizon).await?;
     crate::crash_point!("keyed.sweep.commit");
     tx.commit().await?;
     Ok(gone)
@@ -158,11 +158,11 @@ const OLD: [&str; 2] = ["k.aged_from < h.at", "k.aged_from is null and k.held_un
 const HORIZON: &str = "with h as (select 'epoch'::timestamptz + $1 * interval '1 microsecond' as at)";
 
 /// Counts what a sweep would forget.
-async fn would_forget(inner: &Inner, terms: &KeySweep) -> Result<SweptKeys> {
+async fn would_forget(inner: &Inner, settings: &KeySweep) -> Result<SweptKeys> {
     Seen::by(inner, None).await?; // a role that sees one tenant only would count too few
     let mut tx = begin(&inner.pool, BEGIN).await.map_err(|e| fail(WHAT, e))?;
     let found = meta(inner, &mut tx, "").await?;
-    let Some(plan) = found.and_then(|meta| terms.plan(meta.pace, meta.now)) else {
+    let Some(plan) = found.and_then(|meta| settings.plan(meta.pace, meta.now)) else {
         return Ok(SweptKeys { skipped: true, ..SweptKeys::default() });
     };
     let mut swept = SweptKeys { paused_until: plan.pace.paused_until, ..SweptKeys::default() };
@@ -183,7 +183,7 @@ async fn would_forget(inner: &Inner, terms: &KeySweep) -> Result<SweptKeys> {
 async fn forget(
     inner: &Inner,
     tx: &mut PgTransaction<'_>,
-    terms: &KeySweep,
+    settings: &KeySweep,
     horizon: Time,
 ) -> sqlx::Result<u64> {
     let s = &inner.settings.schema;
@@ -193,7 +193,7 @@ async fn forget(
             "{HORIZON} delete from {s}.keys k using (select k.tenant, k.key from {s}.keys k, h where {old} \
              limit $2 for update of k skip locked) old where k.tenant = old.tenant and k.key = old.key"
         );
-        let left = i64::try_from(terms.batch_max as u64 - gone).unwrap_or(i64::MAX);
+        let left = i64::try_from(settings.batch_max as u64 - gone).unwrap_or(i64::MAX);
         let done = sqlx::query(AssertSqlSafe(sql))
             .persistent(false)
             .bind(horizon.as_micros())

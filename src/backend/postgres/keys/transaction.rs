@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::keyed::{Answer, Begin, Begun, KeyLease};
 
 /// How often a doubt is asked about: the server needs time to notice that a client is gone.
-const TRIES_MAX: u32 = 200;
+const ATTEMPTS_MAX: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(25);
 
 impl PgKeys {
@@ -35,7 +35,7 @@ impl PgKeys {
     /// Whether a request whose COMMIT was never answered took effect; its answer if so. It begins the
     /// same request (the same [`Begin`], with its nonce) again and rolls that back.
     pub async fn was_committed(&self, begin: &Begin) -> Result<Option<Answer>> {
-        let mut tries = 0;
+        let mut attempts = 0;
         loop {
             let asked = async {
                 // This waits for a transaction that is still open, instead of reading past it. It may have
@@ -49,7 +49,7 @@ impl PgKeys {
             };
             match asked.await {
                 Ok(Begun::Done(kept)) if kept.mine => return Ok(Some(kept.answer)),
-                Ok(Begun::Running { until: None }) if tries < TRIES_MAX => {}
+                Ok(Begun::Running { until: None }) if attempts < ATTEMPTS_MAX => {}
                 Ok(Begun::Running { until: None }) => {
                     return Err(Error::Contended {
                         what: "resolving a doubt: the transaction in question is still open".into(),
@@ -57,10 +57,10 @@ impl PgKeys {
                     });
                 }
                 Ok(_) => return Ok(None),
-                Err(error) if error.is_retryable() && tries < TRIES_MAX => {}
+                Err(error) if error.is_retryable() && attempts < ATTEMPTS_MAX => {}
                 Err(error) => return Err(error),
             }
-            tries += 1;
+            attempts += 1;
             tokio::time::sleep(PAUSE).await;
         }
     }

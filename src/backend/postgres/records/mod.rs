@@ -12,6 +12,7 @@
 mod check;
 mod modules;
 mod schema;
+mod snapshot;
 
 use std::sync::Arc;
 
@@ -22,6 +23,7 @@ use check::Protection;
 pub use check::{check_keys, refuse_bypass};
 pub use modules::PgModules;
 pub use schema::{RECORDS_ACCEPTS, RECORDS_VERSION, module_sql, records_grants_sql, records_schema_sql};
+pub use snapshot::PgSnapshot;
 
 use super::codes::{count, from_row};
 use super::database::Database;
@@ -164,7 +166,7 @@ impl PgRecords {
     pub async fn open(journal: &PgJournal, settings: PgRecordsSettings) -> Result<Self> {
         let pool = journal.pool();
         let bypassed = check::check_role(pool, settings.accept_bypass).await?;
-        schema::prepare(pool, journal.schema(), settings.migrate).await?;
+        schema::PART.prepare(pool, journal.schema(), settings.migrate, &[]).await?;
         let protection = Protection::new(journal.schema(), bypassed);
         protection.check_all(pool).await?;
         let database = Database::new(pool.clone(), settings.pooling).await?;

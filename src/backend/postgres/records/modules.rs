@@ -142,7 +142,7 @@ impl PgModules {
         PgJournal::with_pool(pool.clone(), journal).await?;
         let keys = PgKeysSettings { schema: schema.to_owned(), migrate, ..PgKeysSettings::default() };
         PgKeys::with_pool(pool.clone(), keys).await?;
-        schema::prepare(&pool, schema, migrate).await?;
+        schema::PART.prepare(&pool, schema, migrate, &[]).await?;
         if migrate == Migrate::Auto {
             let access =
                 PgAccessSettings { schema: schema.to_owned(), migrate, ..PgAccessSettings::default() };

@@ -6,14 +6,12 @@ use std::fmt::Write as _;
 use sqlx::{AssertSqlSafe, Executor as _, PgPool};
 
 use super::fail;
-use crate::backend::Migrate;
-use crate::backend::postgres::PgTx;
 use crate::backend::postgres::access::{access_grants_sql, access_maintenance_grants_sql};
-use crate::backend::postgres::codes::from_row;
 use crate::backend::postgres::database::{BEGIN, begin};
 use crate::backend::postgres::journal::journal_grants_sql;
 use crate::backend::postgres::keys::keys_grants_sql;
-use crate::backend::postgres::schema::{check_name, read_meta};
+use crate::backend::postgres::part::{Part, lock};
+use crate::backend::postgres::schema::check_name;
 use crate::error::{Error, Result};
 use crate::records::{ModuleSlug, Roles};
 
@@ -22,16 +20,15 @@ pub const RECORDS_VERSION: i32 = 1;
 /// The oldest build, by schema version, that can still use what this build writes.
 pub const RECORDS_ACCEPTS: i32 = 1;
 
-/// The step at index n brings the schema to version n + 1. A released step is never changed.
-const STEPS: [&str; RECORDS_VERSION as usize] = [include_str!("migrations/0001_records.sql")];
+const RECORDS: &str = include_str!("migrations/0001_records.sql");
 const MODULE: &str = include_str!("migrations/module.sql");
 
 /// The functions that guard records, and where they are made.
 const GUARDS: [(&str, &str); 5] = [
-    ("record_guard", STEPS[0]),
-    ("record_is_own", STEPS[0]),
-    ("record_no_truncate", STEPS[0]),
-    ("record_tenant", STEPS[0]),
+    ("record_guard", RECORDS),
+    ("record_is_own", RECORDS),
+    ("record_no_truncate", RECORDS),
+    ("record_tenant", RECORDS),
     ("journal_head_guard", include_str!("../journal/migrations/0001_journal.sql")),
 ];
 
@@ -45,12 +42,21 @@ pub(super) fn guards(schema: &str) -> (Vec<String>, Vec<String>) {
     GUARDS.iter().map(body).unzip()
 }
 
-const WHAT: &str = "preparing the schema of the records";
+pub(super) const PART: Part = Part {
+    name: "the records",
+    none: "records",
+    is_plural: true,
+    remedy: "`hapax modules create SLUG` makes them and brings them up to date, with the owner's role",
+    meta: "records_meta",
+    version: RECORDS_VERSION,
+    accepts: RECORDS_ACCEPTS,
+    steps: &[&[RECORDS]],
+    fail,
+};
 
 /// What records need in a schema as SQL, for a DBA to read and run. The journal's part comes first.
 pub fn records_schema_sql(schema: &str) -> Result<String> {
-    check_name(schema)?;
-    Ok(format!("{BEGIN};\n\n{}\nCOMMIT;\n", steps_sql(schema, 0)))
+    PART.schema_sql(schema, &[])
 }
 
 /// One module as SQL, as `hapax modules create` makes it.
@@ -122,19 +128,6 @@ fn module_grants(module: &ModuleSlug, roles: &Roles) -> String {
     sql
 }
 
-fn steps_sql(schema: &str, from: usize) -> String {
-    let last = if from == 0 {
-        format!(
-            "\ninsert into {{schema}}.records_meta (version, accepts) values ({RECORDS_VERSION}, {RECORDS_ACCEPTS});\n"
-        )
-    } else {
-        format!(
-            "\nupdate {{schema}}.records_meta set version = {RECORDS_VERSION}, accepts = {RECORDS_ACCEPTS};\n"
-        )
-    };
-    (STEPS[from..].concat() + &last).replace("{schema}", schema)
-}
-
 fn module_steps(schema: &str, slug: &ModuleSlug, roles: &Roles) -> Result<String> {
     check_roles(roles)?;
     let (seers, name) = match &roles.maintenance {
@@ -146,81 +139,17 @@ fn module_steps(schema: &str, slug: &ModuleSlug, roles: &Roles) -> Result<String
     Ok(sql + &module_grants(slug, roles))
 }
 
-/// Creates or updates what records need, or returns why it cannot be used.
-pub(super) async fn prepare(pool: &PgPool, schema: &str, migrate: Migrate) -> Result<()> {
-    let mut tx = begin(pool, BEGIN).await.map_err(|e| fail("connecting to PostgreSQL", e))?;
-    match found_in(&mut tx, schema).await? {
-        Some(found) if found.version >= RECORDS_VERSION => return found.fits(schema),
-        _ if migrate == Migrate::Auto => {}
-        Some(found) => {
-            return Err(Error::Schema(format!(
-                "the records in schema {schema} have version {}, this build needs {RECORDS_VERSION}, and migrate is `check`; run \
-                 `hapax modules create` with their owner's role",
-                found.version
-            )));
-        }
-        None => {
-            return Err(Error::Schema(format!(
-                "there are no records in schema {schema} (or this role may not see them), and migrate is `check`; `hapax modules \
-                 create SLUG` makes them, with the owner's role"
-            )));
-        }
-    }
-    lock(&mut tx, schema).await?;
-    let from = match found_in(&mut tx, schema).await? {
-        Some(found) if found.version >= RECORDS_VERSION => return found.fits(schema),
-        Some(found) => {
-            found.fits(schema)?;
-            usize::try_from(found.version).unwrap_or(0)
-        }
-        None => 0,
-    };
-    tx.execute(sqlx::raw_sql(AssertSqlSafe(steps_sql(schema, from)))).await.map_err(|e| fail(WHAT, e))?;
-    tx.commit().await.map_err(|e| fail(WHAT, e))
-}
-
-/// Other processes that change the schema now wait here, and then find the work done.
-async fn lock(tx: &mut PgTx, schema: &str) -> Result<()> {
-    let lock = format!("select pg_advisory_xact_lock(hashtext('hapax.migrate.{schema}'))");
-    tx.execute(sqlx::raw_sql(AssertSqlSafe(lock))).await.map_err(|e| fail(WHAT, e))?;
-    Ok(())
-}
-
-from_row! {
-    /// The version that records store.
-    struct FoundVersion { version: i32, accepts: i32 }
-}
-
-impl FoundVersion {
-    fn fits(&self, schema: &str) -> Result<()> {
-        if self.accepts <= RECORDS_VERSION {
-            return Ok(());
-        }
-        Err(Error::Schema(format!(
-            "the records in schema {schema} have version {} and accept builds from version {} on; this build knows version \
-             {RECORDS_VERSION}: update it",
-            self.version, self.accepts
-        )))
-    }
-}
-
-async fn found_in(tx: &mut PgTx, schema: &str) -> Result<Option<FoundVersion>> {
-    let sql = format!("select version, accepts from {schema}.records_meta");
-    let found = read_meta(tx, schema, "records_meta", sql).await;
-    found.map_err(|e| fail("reading the schema version of the records", e))
-}
-
 /// Whether there are records, of whatever version.
 pub(super) async fn is_there(pool: &PgPool, schema: &str) -> Result<bool> {
     let mut tx = begin(pool, BEGIN).await.map_err(|e| fail("looking for records", e))?;
-    Ok(found_in(&mut tx, schema).await?.is_some())
+    PART.is_there(&mut tx, schema).await
 }
 
 /// Whether there is a module.
 pub(super) async fn has_module(pool: &PgPool, schema: &str, slug: &ModuleSlug) -> Result<bool> {
     let what = "looking for a module";
     let mut tx = begin(pool, BEGIN).await.map_err(|e| fail(what, e))?;
-    if found_in(&mut tx, schema).await?.is_none() {
+    if !PART.is_there(&mut tx, schema).await? {
         return Ok(false);
     }
     let sql = format!("select {schema}.record_module_exists($1)");
@@ -238,7 +167,7 @@ pub(super) async fn create_module(
     let what = "making a module";
     let steps = module_steps(schema, slug, roles)?;
     let mut tx = begin(pool, BEGIN).await.map_err(|e| fail(what, e))?;
-    lock(&mut tx, "modules").await?; // the publication is the database's
+    lock(&mut tx, "modules").await.map_err(|e| fail(what, e))?; // the publication is the database's
     let sql = format!(
         "select {schema}.record_module_exists($1), exists (select from pg_namespace n where n.nspname = 'module_' || $1)"
     );

@@ -100,7 +100,7 @@ impl SqliteAccess {
     pub fn open_existing(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let found = open_file(path, connect::Access::Read)?;
-        if !patiently(|| schema::is_current(&found))? {
+        if !patiently(|| schema::PART.is_current(&found))? {
             return Err(Error::Schema(format!(
                 "there is no API token in {} yet; `hapax token create --name NAME` makes one",
                 path.display()
@@ -114,9 +114,9 @@ impl SqliteAccess {
     pub fn open_with_clock(path: impl AsRef<Path>, clock: Arc<dyn Clock>) -> Result<Self> {
         let path = path.as_ref();
         let conn = open_file(path, connect::Access::Write)?;
-        patiently(|| schema::is_current(&conn))?; // refuses an unknown schema before anything is changed
+        patiently(|| schema::PART.is_current(&conn))?; // refuses an unknown schema before anything is changed
         connect::make_durable(&conn)?;
-        schema::migrate(&conn)?;
+        schema::PART.migrate(&conn, &[], || Ok(()))?;
         let read = open_file(path, connect::Access::Write)?;
         let failed = |error| Error::unavailable("starting the threads of the API tokens", error);
         let (write, writing) = requests::start(Writer { conn, clock: Arc::clone(&clock) }).map_err(failed)?;
@@ -222,9 +222,9 @@ impl Access for SqliteAccess {
         self.read(move |conn, _| rows::audit(conn, &which)).await
     }
 
-    async fn sweep(&self, terms: &AuditSweep) -> Result<SweptAudit> {
-        terms.check()?;
-        let (begun, batch_max) = (terms.clone(), terms.batch_max);
+    async fn sweep(&self, settings: &AuditSweep) -> Result<SweptAudit> {
+        settings.check()?;
+        let (begun, batch_max) = (settings.clone(), settings.batch_max);
         let (mut swept, horizon) = self.write(move |tx| rows::begin_sweep(tx.conn, &begun, tx.now)).await?;
         let Some(horizon) = horizon else { return Ok(swept) };
         loop {

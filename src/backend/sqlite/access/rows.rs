@@ -187,7 +187,7 @@ pub(super) fn audit(conn: &Connection, which: &ListAudit) -> Result<Vec<AuditEnt
 /// Begins a sweep. The horizon to forget up to, unless there is nothing to do.
 pub(super) fn begin_sweep(
     conn: &Connection,
-    terms: &AuditSweep,
+    settings: &AuditSweep,
     now: Time,
 ) -> Result<(SweptAudit, Option<Time>)> {
     let what = "sweeping audit rows";
@@ -198,7 +198,7 @@ pub(super) fn begin_sweep(
         })
         .doing(what)?;
     let before = swept_at.map(|swept_at| Pace { swept_at, paused_until });
-    let Some(plan) = terms.plan(before, now) else {
+    let Some(plan) = settings.plan(before, now) else {
         return Ok((SweptAudit { skipped: true, ..SweptAudit::default() }, None));
     };
     conn.execute(

@@ -16,13 +16,13 @@ use rusqlite::Connection;
 use super::connect::{self, Access, immediate};
 use super::{Threads, answer, reader};
 use crate::analytics::{
-    Block, Groups, ListPage, PartitionSync, ReadModel, RejectedEntry, Selection, Tally, Uuid, Version,
+    Block, Groups, ListPage, PartitionSync, ReadModel, RejectedEntry, Row, Selection, Tally, Uuid, Version,
 };
 use crate::bus::Partition;
 use crate::clock::{Clock, SystemClock, Time};
 use crate::error::{Error, Result};
 use crate::id::Topic;
-use crate::records::{Listed, ModuleSlug};
+use crate::records::{Listed, ModuleSlug, Scan};
 
 const FILE: &str = "file of a read model";
 
@@ -55,7 +55,7 @@ impl SqliteReadModel {
     pub fn open_existing(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let found = connect::open_file(path, Access::Read, FILE)?;
-        if !schema::is_there(&found)? {
+        if !schema::PART.is_there(&found)? {
             let told = format!("there is no read model in {}; `hapax serve` makes one", path.display());
             return Err(Error::Schema(told));
         }
@@ -68,9 +68,9 @@ impl SqliteReadModel {
         let path = path.as_ref();
         let write = connect::open_file(path, Access::Write, FILE)?;
         connect::must_hold_no_bus(&write, "read model")?;
-        schema::version(&write)?; // refuses an unknown schema before anything is changed
+        schema::PART.is_current(&write)?; // refuses an unknown schema before anything is changed
         connect::make_durable(&write)?;
-        schema::migrate(&write)?;
+        schema::PART.migrate(&write, &[("id", Uuid::new_v4().as_bytes())], || Ok(()))?;
         let read = connect::open_file(path, Access::Write, FILE)?;
         let failed = |error| Error::unavailable("starting the thread of a read model", error);
         let (read, reading) = reader::start(read).map_err(failed)?;
@@ -134,6 +134,11 @@ impl ReadModel for SqliteReadModel {
         answer(self.0.read.send(move |conn| rows::tally(conn, &of, &what))).await
     }
 
+    async fn scan(&self, scan: &Scan) -> Result<Vec<Row>> {
+        let scan = scan.clone();
+        answer(self.0.read.send(move |conn| rows::scan(conn, &scan))).await
+    }
+
     async fn last_sync_at(&self, tenant: Uuid) -> Result<Option<Time>> {
         answer(self.0.read.send(move |conn| rows::last_sync_at(conn, tenant))).await
     }
@@ -157,8 +162,16 @@ impl ReadModel for SqliteReadModel {
         self.write(what, move |conn| rows::drop_rejected(conn, &partition, offset)).await
     }
 
+    async fn id(&self) -> Result<Option<Uuid>> {
+        answer(self.0.read.send(|conn| schema::id(conn).map(Some))).await
+    }
+
     async fn now(&self) -> Result<Time> {
         Ok(self.0.clock.now())
+    }
+
+    fn schema(&self) -> Vec<String> {
+        schema::statements()
     }
 
     fn durable(&self) -> bool {

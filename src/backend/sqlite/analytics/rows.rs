@@ -1,19 +1,21 @@
 //! The rows of a read model, in an open transaction. The tenant is in every question.
 
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
 use uuid::Uuid;
 
 use crate::analytics::{
-    Block, Change, Groups, ListPage, PartitionSync, Rejected, RejectedEntry, Selection, Synced, Tally,
+    self, Block, Change, Groups, ListPage, PartitionSync, Rejected, RejectedEntry, Selection, Synced, Tally,
     Tallying, Version, earliest, held_back,
 };
 use crate::backend::sqlite::fault::Doing;
+use crate::backend::sqlite::records::rows::decode;
+use crate::backend::sqlite::scan::page;
 use crate::bus::Partition;
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::event::Origin;
 use crate::id::Topic;
-use crate::records::{Filling, Listed, ModuleSlug, Payload, Record};
+use crate::records::{Filling, LIST_BYTES_MAX, Listed, ModuleSlug, Name, Payload, Scan};
 
 /// Applies a block.
 pub(super) fn apply(conn: &Connection, block: &Block) -> Result<()> {
@@ -80,10 +82,14 @@ fn keep(conn: &Connection, change: &Change) -> Result<()> {
     Ok(())
 }
 
+/// What holds everybody back may have the place of what held one tenant back: then both are told.
 fn reject(conn: &Connection, partition: &Partition, of: &Rejected, holds_back: Option<Time>) -> Result<()> {
     let sql =
         "INSERT INTO main.hapax_read_rejected (topic, number, offset, tenant, reason, payload, holds_back)
-               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT DO NOTHING";
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
+               ON CONFLICT (topic, number, offset) DO UPDATE SET tenant = NULL, reason = reason || '; ' || excluded.reason,
+                   holds_back = min(holds_back, excluded.holds_back)
+               WHERE excluded.tenant IS NULL AND hapax_read_rejected.tenant IS NOT NULL";
     conn.prepare_cached(sql)
         .and_then(|mut statement| {
             statement.execute(params![
@@ -165,24 +171,33 @@ pub(super) fn list(conn: &Connection, of: &Selection, page: ListPage) -> Result<
         if filling.is_full() {
             return Ok(filling.done(true));
         }
-        filling.add(record(row, &of.module)?);
+        filling.add(decode(row, &of.module)?);
     }
     Ok(filling.done(false))
 }
 
-fn record(row: &Row<'_>, module: &ModuleSlug) -> Result<Record> {
-    let what = "reading a row of a read model";
-    let at = |place: usize| row.get::<_, i64>(place).map(Time::from_micros).doing(what);
-    let id: [u8; 16] = row.get(0).doing(what)?;
-    let payload: String = row.get(2).doing(what)?;
-    Ok(Record {
-        id: Uuid::from_bytes(id),
-        module: module.clone(),
-        seq: row.get::<_, i64>(1).doing(what)? as u64,
-        payload: Payload::stored(&payload)?,
-        created_at: at(3)?,
-        updated_at: at(4)?,
-    })
+/// A page of a scan. Ends with the row that makes it a page, by count or bytes.
+pub(super) fn scan(conn: &Connection, scan: &Scan) -> Result<Vec<analytics::Row>> {
+    let what = "scanning a read model";
+    let (page, values) = page(scan, ["tenant", "module", "id"]);
+    let sql = format!("SELECT tenant, module, id, generation, seq, payload FROM main.hapax_read_row {page}");
+    let mut statement = conn.prepare_cached(&sql).doing(what)?;
+    let mut rows = statement.query(params_from_iter(values)).doing(what)?;
+    let (mut found, mut bytes) = (Vec::new(), 0);
+    while let Some(row) = rows.next().doing(what)? {
+        let uuid = |at: usize| row.get::<_, [u8; 16]>(at).map(Uuid::from_bytes).doing(what);
+        let module = ModuleSlug::new(row.get::<_, String>(1).doing(what)?)?;
+        let name = Name { tenant: uuid(0)?, module, id: uuid(2)? };
+        let version = Version::new(row.get(3).doing(what)?, row.get::<_, i64>(4).doing(what)? as u64)?;
+        let payload = row.get_ref(5).doing(what)?;
+        let payload = payload.as_bytes().map_err(|error| Error::Corrupt(format!("{what}: {error}")))?;
+        bytes += payload.len();
+        found.push(analytics::Row::new(name, version, payload)?);
+        if bytes >= LIST_BYTES_MAX {
+            break;
+        }
+    }
+    Ok(found)
 }
 
 /// Numbers about records.

@@ -9,7 +9,7 @@ use super::log::{self, micros};
 use crate::backend::sqlite::codec::sound;
 use crate::backend::sqlite::fault::Doing;
 use crate::bus::assignments::GroupAssignment;
-use crate::bus::group::{Seat, Step, plan};
+use crate::bus::group::{PartitionSlot, Step, plan};
 use crate::bus::route::{check_offset, fenced, no_topic};
 use crate::bus::{Assignment, Partition, Start, Subscription};
 use crate::clock::Time;
@@ -129,13 +129,13 @@ fn not_begun(
 pub(super) fn leave(conn: &Connection, member: i64, now: Time) -> Result<()> {
     let group = rows(conn, "SELECT grp FROM main.bus_member WHERE number = ?1", [member], |row| row.get(0))?;
     if let Some(group) = group.first() {
-        throw_out(conn, member)?;
+        remove_member(conn, member)?;
         rebalance(conn, *group, now)?;
     }
     Ok(())
 }
 
-fn throw_out(conn: &Connection, member: i64) -> Result<()> {
+fn remove_member(conn: &Connection, member: i64) -> Result<()> {
     run(
         conn,
         "DELETE FROM main.bus_held WHERE grp = (SELECT grp FROM main.bus_member WHERE number = ?1) AND member = ?1",
@@ -162,13 +162,13 @@ fn expire(conn: &Connection, group: i64, now: Time) -> Result<bool> {
             member,
             "a member of a group gave no sign of life, or nothing back; its partitions go to others"
         );
-        throw_out(conn, *member)?;
+        remove_member(conn, *member)?;
     }
     Ok(!dead.is_empty())
 }
 
 /// Records heartbeats. Returns true if assignments changed.
-pub(super) fn beat(conn: &Connection, members: &[i64], now: Time) -> Result<bool> {
+pub(super) fn heartbeat(conn: &Connection, members: &[i64], now: Time) -> Result<bool> {
     let mut groups = BTreeSet::new();
     for member in members {
         run(conn, "UPDATE main.bus_member SET seen = ?2 WHERE number = ?1", [*member, now.as_micros()])?;
@@ -267,21 +267,21 @@ pub(super) fn release(conn: &Connection, member: i64, partitions: &[Assignment],
 }
 
 /// A member, as a rebalance sees it.
-struct Seated {
+struct GroupMember {
     number: i64,
     revoke_us: i64,
     latest: bool,
     topics: BTreeSet<i64>,
 }
 
-fn seated(conn: &Connection, group: i64) -> Result<Vec<Seated>> {
+fn group_members(conn: &Connection, group: i64) -> Result<Vec<GroupMember>> {
     let mut members = rows(
         conn,
         "SELECT number, revoke_us, latest FROM main.bus_member WHERE grp = ?1 ORDER BY joined, number",
         [group],
         |row| {
             let (number, revoke_us, latest) = (row.get(0)?, row.get(1)?, row.get(2)?);
-            Ok(Seated { number, revoke_us, latest, topics: BTreeSet::new() })
+            Ok(GroupMember { number, revoke_us, latest, topics: BTreeSet::new() })
         },
     )?;
     for member in &mut members {
@@ -297,7 +297,7 @@ fn seated(conn: &Connection, group: i64) -> Result<Vec<Seated>> {
 
 /// Assigns free partitions and revokes those that should move.
 fn rebalance(conn: &Connection, group: i64, now: Time) -> Result<()> {
-    let members = seated(conn, group)?;
+    let members = group_members(conn, group)?;
     let parts: Vec<(i64, i64, i64)> = rows(
         conn,
         "SELECT number, topic, next FROM main.bus_part WHERE topic IN (SELECT w.topic FROM main.bus_wish w \
@@ -313,11 +313,11 @@ fn rebalance(conn: &Connection, group: i64, now: Time) -> Result<()> {
     )?
     .into_iter()
     .collect();
-    let seats: Vec<Seat> = parts
+    let slots: Vec<PartitionSlot> = parts
         .iter()
         .map(|(part, topic, _)| {
             let holding = held.get(part);
-            Seat {
+            PartitionSlot {
                 holder: holding.and_then(|(member, _)| members.iter().position(|m| m.number == *member)),
                 revoking: holding.is_some_and(|(_, revoking)| *revoking),
                 eligible: (0..members.len()).filter(|at| members[*at].topics.contains(topic)).collect(),
@@ -332,20 +332,20 @@ fn rebalance(conn: &Connection, group: i64, now: Time) -> Result<()> {
     )?
     .into_iter()
     .collect();
-    for step in plan(members.len(), &seats) {
+    for step in plan(members.len(), &slots) {
         match step {
-            Step::Give { seat, to } => {
-                let (part, topic, end) = parts[seat];
+            Step::Assign { slot, to } => {
+                let (part, topic, end) = parts[slot];
                 // "From now on" counts from the group's first assignment of the topic, even if the
                 // partition moves later.
                 let first = Some(end).filter(|_| members[to].latest && !begun.contains(&topic));
                 give(conn, group, part, members[to].number, first, now)?;
             }
-            Step::Revoke { seat } => {
-                let patience = seats[seat].holder.map_or(0, |at| members[at].revoke_us);
+            Step::Revoke { slot } => {
+                let patience = slots[slot].holder.map_or(0, |at| members[at].revoke_us);
                 let by = now.as_micros().saturating_add(patience);
                 let sql = "UPDATE main.bus_held SET revoke_by = ?3 WHERE grp = ?1 AND part = ?2";
-                run(conn, sql, [group, parts[seat].0, by])?;
+                run(conn, sql, [group, parts[slot].0, by])?;
             }
         }
     }

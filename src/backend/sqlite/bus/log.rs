@@ -22,20 +22,20 @@ pub(super) fn micros(duration: Duration) -> i64 {
 }
 
 /// Creates a topic. Returns false if it exists already.
-pub(super) fn create(conn: &Connection, topic: &Topic, terms: &TopicSettings) -> Result<bool> {
-    check_topic(topic, terms)?;
+pub(super) fn create(conn: &Connection, topic: &Topic, settings: &TopicSettings) -> Result<bool> {
+    check_topic(topic, settings)?;
     if number_of(conn, topic)?.is_some() {
         return Ok(false);
     }
     let what = "making a topic";
-    let retention_bytes = terms.retention_bytes.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX));
+    let retention_bytes = settings.retention_bytes.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX));
     conn.execute(
         "INSERT INTO main.bus_topic (name, partitions, retention_us, retention_bytes, turn) VALUES (?1, ?2, ?3, ?4, 0)",
-        params![topic.as_str(), terms.partitions, terms.retention.map(micros), retention_bytes],
+        params![topic.as_str(), settings.partitions, settings.retention.map(micros), retention_bytes],
     )
     .doing(what)?;
     let number = conn.last_insert_rowid();
-    for place in 0..terms.partitions {
+    for place in 0..settings.partitions {
         conn.prepare_cached(
             "INSERT INTO main.bus_part (topic, place, oldest, next, bytes) VALUES (?1, ?2, 0, 0, 0)",
         )

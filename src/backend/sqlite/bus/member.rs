@@ -126,13 +126,7 @@ impl Member {
             self.seen = Some(look.version);
             return Ok(None);
         }
-        for received in &look.records {
-            let partition =
-                Partition { topic: received.origin.topic.clone(), number: received.origin.partition };
-            let offset = received.origin.offset;
-            self.assignments.delivered(&partition, offset..offset + 1);
-        }
-        Ok(Some(BusEvent::Records(look.records)))
+        Ok(Some(self.assignments.deliver(look.records)))
     }
 }
 

@@ -158,10 +158,10 @@ impl Bus for EmbeddedBus {
         Ok(Box::new(Member::join(self.0.clone(), subscription).await?))
     }
 
-    async fn create_topic(&self, topic: &Topic, terms: TopicSettings) -> Result<bool> {
-        crate::bus::route::check_topic(topic, &terms)?;
+    async fn create_topic(&self, topic: &Topic, settings: TopicSettings) -> Result<bool> {
+        crate::bus::route::check_topic(topic, &settings)?;
         let topic = topic.clone();
-        answer(self.0.write.send(move |conn, _| log::create(conn, &topic, &terms))).await
+        answer(self.0.write.send(move |conn, _| log::create(conn, &topic, &settings))).await
     }
 
     async fn topic(&self, topic: &Topic) -> Result<Option<TopicInfo>> {

@@ -121,7 +121,7 @@ impl Writer {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            self.beat();
+            self.heartbeat();
             self.sweep();
         }
     }
@@ -148,7 +148,7 @@ impl Writer {
         Some(every.saturating_sub(self.beaten.elapsed()))
     }
 
-    fn beat(&mut self) {
+    fn heartbeat(&mut self) {
         if self.beat_in() != Some(Duration::ZERO) {
             return;
         }
@@ -157,7 +157,7 @@ impl Writer {
             return;
         }
         let members: Vec<i64> = self.common.members().keys().copied().collect();
-        match self.once(|conn, now| group::beat(conn, &members, now)) {
+        match self.once(|conn, now| group::heartbeat(conn, &members, now)) {
             Ok(true) => self.common.changed.notify_waiters(),
             Ok(false) => {}
             Err(error) => tracing::warn!(error = error.chain(), "the bus did not take a sign of life"),

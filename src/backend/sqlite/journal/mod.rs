@@ -127,7 +127,7 @@ impl SqliteJournal {
         let write = open_file(path, Access::Write)?;
         // Refuse an unknown schema before anything is changed.
         let found = connect::patiently(|| schema::current(&write))?;
-        let (meta, access) = if write.is_readonly("main").unwrap_or(false) {
+        let (id, access) = if write.is_readonly("main").unwrap_or(false) {
             let none =
                 || Error::Schema("the file has no journal, or an older one, and cannot be written to".into());
             (found.ok_or_else(none)?, Access::Read)
@@ -138,7 +138,7 @@ impl SqliteJournal {
         let read = open_file(path, access)?;
         let last = watch::Sender::new(0);
         let failed = |error| Error::unavailable("starting the journal's threads", error);
-        let id: Arc<str> = meta.journal.into();
+        let id: Arc<str> = id.into();
         let writer = writer::Writer {
             conn: write,
             clock: Arc::clone(&clock),
@@ -233,13 +233,13 @@ impl Journal for SqliteJournal {
         }
     }
 
-    async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
-        let terms = terms.clone();
-        if terms.dry_run {
+    async fn sweep(&self, settings: &JournalSweep) -> Result<u64> {
+        let settings = settings.clone();
+        if settings.dry_run {
             let now = self.0.clock.now();
-            return answer(self.0.read.send(move |conn| relay::sweep(conn, &terms, now))).await;
+            return answer(self.0.read.send(move |conn| relay::sweep(conn, &settings, now))).await;
         }
-        answer(self.0.write.send(move |tx| relay::sweep(tx.conn, &terms, tx.now))).await
+        answer(self.0.write.send(move |tx| relay::sweep(tx.conn, &settings, tx.now))).await
     }
 
     async fn stat(&self) -> Result<JournalStat> {

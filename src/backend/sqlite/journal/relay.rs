@@ -184,12 +184,12 @@ pub(super) fn forget(conn: &Connection, relay: &RelayName, now: Time) -> Result<
 }
 
 /// Removes (or, in a dry run, counts) old events that every relay has passed and none holds back.
-pub(super) fn sweep(conn: &Connection, terms: &JournalSweep, now: Time) -> Result<u64> {
+pub(super) fn sweep(conn: &Connection, settings: &JournalSweep, now: Time) -> Result<u64> {
     let what = "sweeping the journal";
     let relays = relays(conn)?;
     let Some(up_to) = swept_up_to(&relays) else { return Ok(0) };
     let behind = behind(conn, &relays)?;
-    let cutoff = now.minus(terms.older_than).as_micros();
+    let cutoff = now.minus(settings.older_than).as_micros();
     let mut going = Vec::new();
     {
         let mut statement = conn
@@ -198,7 +198,7 @@ pub(super) fn sweep(conn: &Connection, terms: &JournalSweep, now: Time) -> Resul
             )
             .doing(what)?;
         let mut rows = statement.query([number(up_to.number())]).doing(what)?;
-        while going.len() < terms.batch_max
+        while going.len() < settings.batch_max
             && let Some(row) = rows.next().doing(what)?
         {
             if row.get::<_, i64>(1).doing(what)? >= cutoff {
@@ -210,7 +210,7 @@ pub(super) fn sweep(conn: &Connection, terms: &JournalSweep, now: Time) -> Resul
             }
         }
     }
-    if !terms.dry_run {
+    if !settings.dry_run {
         let mut statement =
             conn.prepare_cached("DELETE FROM main.hapax_journal_event WHERE position = ?1").doing(what)?;
         for position in &going {

@@ -1,10 +1,11 @@
 //! The journal's tables and their migrations. They have their own version: the file may also hold a
 //! ledger and the user's tables.
 
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::Connection;
 
-use crate::backend::sqlite::connect::{immediate, must_hold_no_bus};
+use crate::backend::sqlite::connect::patiently;
 use crate::backend::sqlite::fault::Doing;
+use crate::backend::sqlite::part::Part;
 use crate::error::{Error, Result};
 
 /// The step at index n brings the schema to version n + 1. A released step is never changed.
@@ -24,11 +25,6 @@ CREATE TABLE main.hapax_journal_relay (relay TEXT PRIMARY KEY, owner TEXT, until
     checkpoint TEXT, saved_at INTEGER) STRICT, WITHOUT ROWID;
 "];
 
-/// The version this build writes.
-const VERSION: i64 = MIGRATIONS.len() as i64;
-/// The oldest schema version whose builds may work on what this build writes.
-const ACCEPTS: i64 = 1;
-
 /// One row of facts about the journal. Every version creates this table first.
 const META: &str = "
 CREATE TABLE main.hapax_journal_meta (one INTEGER PRIMARY KEY CHECK (one = 1), journal TEXT NOT NULL,
@@ -39,83 +35,31 @@ pub fn schema_sql() -> String {
     format!("{};\n{}", META.trim(), MIGRATIONS.concat().trim()).replace("main.", "")
 }
 
-/// Whether the connection's main database holds a journal.
-pub(super) fn is_there(conn: &Connection) -> Result<bool> {
-    conn.prepare_cached(
-        "SELECT 1 FROM main.sqlite_schema WHERE type = 'table' AND name = 'hapax_journal_meta'",
-    )
-    .and_then(|mut statement| statement.exists([]))
-    .doing("looking for the journal's tables")
-}
+pub(super) const PART: Part = Part {
+    name_has: "journal has",
+    name: "the journal's tables",
+    not_beside_bus: Some("journal"),
+    meta: "hapax_journal_meta",
+    make_meta: META,
+    steps: MIGRATIONS,
+    accepts: 1,
+};
 
-/// The journal's id and schema version.
-#[derive(Debug, Clone)]
-pub(super) struct Meta {
-    pub journal: String,
-    version: i64,
-    accepts: i64,
-}
-
-impl Meta {
-    fn read(conn: &Connection) -> Result<Option<Meta>> {
-        if !is_there(conn)? {
-            return Ok(None);
-        }
-        conn.query_row("SELECT journal, version, accepts FROM main.hapax_journal_meta", [], |row| {
-            Ok(Meta { journal: row.get(0)?, version: row.get(1)?, accepts: row.get(2)? })
-        })
-        .optional()
-        .doing("reading the version of the journal's schema")
-    }
-
-    fn must_accept_us(&self) -> Result<()> {
-        if self.version <= VERSION || self.accepts <= VERSION {
-            return Ok(());
-        }
-        Err(Error::Schema(format!(
-            "the file's journal has version {}, which accepts builds of version {} and later; this build has version \
-             {VERSION}. Use a newer hapax; nothing was changed",
-            self.version, self.accepts
-        )))
-    }
-}
-
-/// The journal's facts, if the file needs no migration. Refuses a newer schema that does not accept
+/// The journal's id, if the file needs no migration. Refuses a newer schema that does not accept
 /// this build.
-pub(super) fn current(conn: &Connection) -> Result<Option<Meta>> {
-    let Some(meta) = Meta::read(conn)? else { return Ok(None) };
-    meta.must_accept_us()?;
-    Ok((meta.version >= VERSION).then_some(meta))
+pub(super) fn current(conn: &Connection) -> Result<Option<String>> {
+    if !PART.is_current(conn)? {
+        return Ok(None);
+    }
+    conn.query_row("SELECT journal FROM main.hapax_journal_meta", [], |row| row.get(0))
+        .map(Some)
+        .doing("reading the journal's id")
 }
 
-/// Brings the file to this build's schema. Several processes may do so at once: each checks again
-/// once it holds the lock.
-pub(super) fn migrate(conn: &Connection) -> Result<Meta> {
-    if let Some(meta) = current(conn)? {
-        return Ok(meta);
-    }
-    let what = "bringing the journal's schema up to date";
-    immediate(conn, what, || {
-        if let Some(meta) = current(conn)? {
-            return Ok(meta);
-        }
-        let before = Meta::read(conn)?;
-        let done = before.as_ref().map_or(0, |meta| meta.version);
-        if before.is_none() {
-            must_hold_no_bus(conn, "journal")?;
-            conn.execute_batch(META).doing(what)?;
-        }
-        for step in MIGRATIONS.iter().skip(done as usize) {
-            conn.execute_batch(step).doing(what)?;
-        }
-        let journal = before.map_or_else(|| uuid::Uuid::new_v4().to_string(), |meta| meta.journal);
-        conn.execute(
-            "INSERT INTO main.hapax_journal_meta (one, journal, version, accepts, last, token)
-             VALUES (1, ?1, ?2, ?3, 0, 0)
-             ON CONFLICT (one) DO UPDATE SET version = excluded.version, accepts = excluded.accepts",
-            params![journal, VERSION, ACCEPTS],
-        )
-        .doing(what)?;
-        Ok(Meta { journal, version: VERSION, accepts: ACCEPTS })
-    })
+/// Brings the file to this build's schema, and returns the journal's id. Several processes may do so at
+/// once.
+pub(super) fn migrate(conn: &Connection) -> Result<String> {
+    let id = uuid::Uuid::new_v4().to_string();
+    PART.migrate(conn, &[("journal", &id), ("last", &0), ("token", &0)], || Ok(()))?;
+    patiently(|| current(conn))?.ok_or_else(|| Error::Corrupt("a journal was made and is not there".into()))
 }

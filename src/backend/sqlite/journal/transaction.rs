@@ -88,7 +88,7 @@ impl SqliteJournal {
             Ok(Some(last)) => last,
             Ok(None) => return Err(self.elsewhere()),
             Err(error) => {
-                return Err(if schema::is_there(conn)? {
+                return Err(if schema::PART.is_there(conn)? {
                     fault::meaning("appending in the caller's transaction", error)
                 } else {
                     self.elsewhere()
@@ -105,7 +105,11 @@ impl SqliteJournal {
         tenant: Option<&Tenant>,
         aggregate: &Aggregate,
     ) -> Result<u64> {
-        if schema::is_there(conn)? { codec::head(conn, tenant, aggregate) } else { Err(self.elsewhere()) }
+        if schema::PART.is_there(conn)? {
+            codec::head(conn, tenant, aggregate)
+        } else {
+            Err(self.elsewhere())
+        }
     }
 
     /// The clock that its events are dated by.

@@ -43,7 +43,7 @@ const GROUP_MAX: usize = 256;
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
 /// use hapax::backend::sqlite::SqliteKeys;
-/// use hapax::keyed::{Answer, Begin, Begun, IdempotencyKey, Keys, RequestParts, RequestPrint};
+/// use hapax::keyed::{Answer, Begin, Begun, IdempotencyKey, Keys, RequestParts, RequestFingerprint};
 /// use rusqlite::{Connection, TransactionBehavior};
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let file = dir.path().join("orders.db");
@@ -51,8 +51,8 @@ const GROUP_MAX: usize = 256;
 /// let mut conn = Connection::open(&file).unwrap();
 /// conn.execute("CREATE TABLE orders (id INTEGER)", []).unwrap();
 ///
-/// let print = RequestPrint::of(keys.secret(), &RequestParts { method: "POST", target: "/orders", ..Default::default() });
-/// let request = Begin::new(None, IdempotencyKey::now_v7(), print);
+/// let fingerprint = RequestFingerprint::of(keys.secret(), &RequestParts { method: "POST", target: "/orders", ..Default::default() });
+/// let request = Begin::new(None, IdempotencyKey::now_v7(), fingerprint);
 /// let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
 /// if let Begun::First(lease) = keys.begin_in(&tx, &request).unwrap() {
 ///     tx.execute("INSERT INTO orders VALUES (17)", []).unwrap();
@@ -143,7 +143,7 @@ impl SqliteKeys {
         let found = open_file(path, Access::Read)?;
         if patiently(|| schema::current(&found))?.is_none() {
             let path = path.display();
-            return Err(Error::Schema(if schema::is_there(&found)? {
+            return Err(Error::Schema(if schema::PART.is_there(&found)? {
                 format!("the keys in {path} have an older schema, and migrate is `check`")
             } else {
                 format!("there is no store of keys in {path} yet")
@@ -216,8 +216,7 @@ impl SqliteKeys {
             ));
         }
         must_be_durable(conn)?;
-        let same = schema::is_there(conn)? && schema::current(conn)? == Some(self.0.secret);
-        if same {
+        if schema::current(conn)? == Some(self.0.secret) {
             return Ok(conn);
         }
         Err(Error::Unsupported(format!(
@@ -326,21 +325,21 @@ impl Keys for SqliteKeys {
         answer(self.0.read.send(move |conn| rows::list(conn, &which, now))).await
     }
 
-    async fn sweep(&self, terms: &KeySweep) -> Result<SweptKeys> {
-        terms.check()?;
-        if terms.dry_run {
-            let (terms, now) = (terms.clone(), self.0.clock.now());
-            return answer(self.0.read.send(move |conn| rows::would_forget(conn, &terms, now))).await;
+    async fn sweep(&self, settings: &KeySweep) -> Result<SweptKeys> {
+        settings.check()?;
+        if settings.dry_run {
+            let (settings, now) = (settings.clone(), self.0.clock.now());
+            return answer(self.0.read.send(move |conn| rows::would_forget(conn, &settings, now))).await;
         }
-        let begun = terms.clone();
+        let begun = settings.clone();
         let (mut swept, horizon) = self.write(move |tx| rows::begin_sweep(tx.conn, &begun, tx.now)).await?;
         let Some(horizon) = horizon else { return Ok(swept) };
         loop {
-            let batch = terms.clone();
+            let batch = settings.clone();
             let gone = self.write(move |tx| rows::forget(tx.conn, &batch, horizon)).await?;
             swept.keys += gone;
-            terms.forgot(gone);
-            if gone < terms.batch_max as u64 {
+            settings.forgot(gone);
+            if gone < settings.batch_max as u64 {
                 return Ok(swept);
             }
         }

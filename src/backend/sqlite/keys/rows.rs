@@ -212,18 +212,18 @@ pub(super) fn info(conn: &Connection, now: Time) -> Result<KeysInfo> {
 }
 
 /// Plans a sweep by what the last one stored.
-fn plan(conn: &Connection, terms: &KeySweep, now: Time) -> Result<Option<Plan>> {
+fn plan(conn: &Connection, settings: &KeySweep, now: Time) -> Result<Option<Plan>> {
     let paused: Option<i64> = conn
         .query_row("SELECT paused_until FROM main.hapax_keys_meta", [], |row| row.get(0))
         .doing("sweeping keys")?;
     let paused_until = paused.map(Time::from_micros);
     let before = info(conn, now)?.swept_at.map(|swept_at| Pace { swept_at, paused_until });
-    Ok(terms.plan(before, now))
+    Ok(settings.plan(before, now))
 }
 
 /// Counts what a sweep would forget.
-pub(super) fn would_forget(conn: &Connection, terms: &KeySweep, now: Time) -> Result<SweptKeys> {
-    let Some(plan) = plan(conn, terms, now)? else {
+pub(super) fn would_forget(conn: &Connection, settings: &KeySweep, now: Time) -> Result<SweptKeys> {
+    let Some(plan) = plan(conn, settings, now)? else {
         return Ok(SweptKeys { skipped: true, ..SweptKeys::default() });
     };
     let mut swept = SweptKeys { paused_until: plan.pace.paused_until, ..SweptKeys::default() };
@@ -241,10 +241,10 @@ pub(super) fn would_forget(conn: &Connection, terms: &KeySweep, now: Time) -> Re
 /// Begins a sweep: stores the horizon. The horizon to forget up to, unless there is nothing to do.
 pub(super) fn begin_sweep(
     conn: &Connection,
-    terms: &KeySweep,
+    settings: &KeySweep,
     now: Time,
 ) -> Result<(SweptKeys, Option<Time>)> {
-    let Some(plan) = plan(conn, terms, now)? else {
+    let Some(plan) = plan(conn, settings, now)? else {
         return Ok((SweptKeys { skipped: true, ..SweptKeys::default() }, None));
     };
     conn.execute(
@@ -265,13 +265,13 @@ pub(super) fn begin_sweep(
 const OLD: [&str; 2] = ["aged_from < ?1", "aged_from IS NULL AND held_until < ?1"];
 
 /// Forgets one batch.
-pub(super) fn forget(conn: &Connection, terms: &KeySweep, horizon: Time) -> Result<u64> {
+pub(super) fn forget(conn: &Connection, settings: &KeySweep, horizon: Time) -> Result<u64> {
     let mut gone = 0;
     for old in OLD {
         let sql = format!(
             "DELETE FROM main.hapax_keys WHERE rowid IN (SELECT rowid FROM main.hapax_keys WHERE {old} LIMIT ?2)"
         );
-        let left = terms.batch_max - gone;
+        let left = settings.batch_max - gone;
         gone += conn.execute(&sql, params![horizon.as_micros(), left as i64]).doing("sweeping keys")?;
     }
     Ok(gone as u64)

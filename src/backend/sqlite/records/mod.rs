@@ -4,7 +4,7 @@
 //! SQLite has no roles: the tenant is in every statement, and whoever can open the file can read it.
 //! Triggers refuse every write whose event is not the last of the record's aggregate.
 
-mod rows;
+pub(super) mod rows;
 mod schema;
 
 use std::fmt;
@@ -18,11 +18,12 @@ use super::connect::{self, Access, immediate, patiently};
 use super::fault::Doing;
 use super::journal::{InTransaction, SqliteJournal};
 use super::{Threads, answer, reader};
+use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::Tenant;
 use crate::records::{
-    Create, Delete, List, Listed, Module, ModuleSlug, Modules, OfTenant, Record, Records, Snapshot, Update,
-    Uuid, Write, no_module, tenant_id, written,
+    Create, Delete, List, Listed, Module, ModuleSlug, Modules, OfTenant, Record, Records, Scan, Snapshot,
+    Update, Uuid, Write, no_module, tenant_id, written,
 };
 
 /// Records in the file of a journal. Clones share its connections.
@@ -83,9 +84,9 @@ impl SqliteRecords {
     /// Opens records that are there with this build's schema. It never creates or migrates them.
     pub fn open_existing(journal: &SqliteJournal) -> Result<Self> {
         let found = connect::open_file(journal.path(), Access::Read, "file of records")?;
-        if !patiently(|| schema::is_current(&found))? {
+        if !patiently(|| schema::PART.is_current(&found))? {
             let path = journal.path().display();
-            return Err(Error::Schema(if schema::is_there(&found)? {
+            return Err(Error::Schema(if schema::PART.is_there(&found)? {
                 format!(
                     "the records in {path} have an older schema, and migrate is `check`; open them once with `auto`"
                 )
@@ -100,7 +101,7 @@ impl SqliteRecords {
     /// Whether there is this module in a file, which may have no records at all. Creates nothing.
     pub fn has_module(path: impl AsRef<Path>, module: &ModuleSlug) -> Result<bool> {
         let found = connect::open_file(path.as_ref(), Access::Read, "file of records")?;
-        patiently(|| Ok(schema::is_there(&found)? && rows::has_module(&found, module)?))
+        patiently(|| Ok(schema::PART.is_there(&found)? && rows::has_module(&found, module)?))
     }
 
     /// The journal that the writes are appended to.
@@ -137,7 +138,7 @@ impl SqliteRecords {
     fn write_in(&self, tx: &impl InTransaction, write: Write<'_>) -> Result<Record> {
         let tenant = write.check()?;
         let conn = tx.connection();
-        if !schema::is_there(conn)? {
+        if !schema::PART.is_there(conn)? {
             return Err(Error::Unsupported(format!(
                 "this transaction's main database is not the file of the records ({}), so the record and its event would not \
                  be committed as one; open that file",
@@ -223,9 +224,13 @@ impl Records for SqliteRecords {
 
 #[async_trait]
 impl Snapshot for SqliteRecords {
-    async fn snapshot(&self, after: Option<&OfTenant>, limit: usize) -> Result<Vec<OfTenant>> {
-        let after = after.map(|last| (last.record.module.clone(), last.tenant, last.record.id));
-        answer(self.0.read.send(move |conn| rows::snapshot(conn, after.as_ref(), limit))).await
+    async fn snapshot(&self, scan: &Scan) -> Result<Vec<OfTenant>> {
+        let scan = scan.clone();
+        answer(self.0.read.send(move |conn| rows::snapshot(conn, &scan))).await
+    }
+
+    async fn now(&self) -> Result<Time> {
+        Ok(self.0.journal.clock().now())
     }
 }
 

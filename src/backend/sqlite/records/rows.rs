@@ -1,14 +1,15 @@
 //! The rows of records, in an open transaction. The tenant is in every statement.
 
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
 use uuid::Uuid;
 
 use super::schema::TRIGGERS;
 use crate::backend::sqlite::fault::Doing;
+use crate::backend::sqlite::scan::page;
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::records::{
-    Filling, Found, LIST_BYTES_MAX, List, Listed, Module, ModuleSlug, OfTenant, Payload, Record, Write,
+    Filling, Found, LIST_BYTES_MAX, List, Listed, Module, ModuleSlug, OfTenant, Payload, Record, Scan, Write,
 };
 
 /// Whether there is such a module.
@@ -150,26 +151,13 @@ pub(super) fn list(conn: &Connection, tenant: Uuid, which: &List) -> Result<List
     Ok(page.done(false))
 }
 
-/// The records of all tenants after one. Ends with the record that makes it a page, by count or bytes.
-pub(super) fn snapshot(
-    conn: &Connection,
-    after: Option<&(ModuleSlug, Uuid, Uuid)>,
-    limit: usize,
-) -> Result<Vec<OfTenant>> {
+/// A page of a scan. Ends with the record that makes it a page, by count or bytes.
+pub(super) fn snapshot(conn: &Connection, scan: &Scan) -> Result<Vec<OfTenant>> {
     let what = "reading the records of all tenants";
-    let sql = format!(
-        "SELECT {COLUMNS}, module, tenant FROM main.hapax_record WHERE (module, tenant, id) > (?1, ?2, ?3)
-         ORDER BY module, tenant, id LIMIT ?4"
-    );
+    let (page, values) = page(scan, ["module", "tenant", "id"]);
+    let sql = format!("SELECT {COLUMNS}, module, tenant FROM main.hapax_record {page}");
     let mut statement = conn.prepare_cached(&sql).doing(what)?;
-    // The empty text and blob come before every name.
-    let (module, tenant, id) = match after {
-        Some((module, tenant, id)) => {
-            (module.as_str(), tenant.into_bytes().to_vec(), id.into_bytes().to_vec())
-        }
-        None => ("", Vec::new(), Vec::new()),
-    };
-    let mut rows = statement.query(params![module, tenant, id, limit as i64]).doing(what)?;
+    let mut rows = statement.query(params_from_iter(values)).doing(what)?;
     let (mut found, mut bytes) = (Vec::new(), 0);
     while let Some(row) = rows.next().doing(what)? {
         let module = ModuleSlug::new(row.get::<_, String>(5).doing(what)?)?;
@@ -184,7 +172,8 @@ pub(super) fn snapshot(
     Ok(found)
 }
 
-fn decode(row: &Row<'_>, module: &ModuleSlug) -> Result<Record> {
+/// A record from the columns id, seq, payload, created_at, updated_at.
+pub(in crate::backend::sqlite) fn decode(row: &Row<'_>, module: &ModuleSlug) -> Result<Record> {
     let what = "reading a record";
     let time = |at: usize| row.get::<_, i64>(at).map(Time::from_micros).doing(what);
     let id: [u8; 16] = row.get(0).doing(what)?;

@@ -1,11 +1,10 @@
 //! The tables of records and their migrations. They have their own version: the file also holds the
 //! journal, and may hold keys, a ledger and the user's tables.
 
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::Connection;
 
-use crate::backend::sqlite::connect::immediate;
-use crate::backend::sqlite::fault::Doing;
-use crate::error::{Error, Result};
+use crate::backend::sqlite::part::Part;
+use crate::error::Result;
 
 /// The text of a UUID that is stored as 16 bytes.
 macro_rules! uuid {
@@ -81,77 +80,21 @@ CREATE TABLE main.hapax_record (module TEXT NOT NULL, tenant BLOB NOT NULL, id B
     PRIMARY KEY (module, tenant, id)) STRICT;
 "];
 
-/// The version this build writes.
-const VERSION: i64 = MIGRATIONS.len() as i64;
-/// The oldest schema version whose builds may work on what this build writes.
-const ACCEPTS: i64 = 1;
-
 const META: &str = "
 CREATE TABLE main.hapax_record_meta (one INTEGER PRIMARY KEY CHECK (one = 1), version INTEGER NOT NULL,
     accepts INTEGER NOT NULL) STRICT";
 
-/// Whether the connection's main database holds records.
-pub(super) fn is_there(conn: &Connection) -> Result<bool> {
-    conn.prepare_cached(
-        "SELECT 1 FROM main.sqlite_schema WHERE type = 'table' AND name = 'hapax_record_meta'",
-    )
-    .and_then(|mut statement| statement.exists([]))
-    .doing("looking for the tables of records")
-}
+pub(super) const PART: Part = Part {
+    name_has: "records have",
+    name: "the tables of records",
+    not_beside_bus: None, // the journal is in the file, and refuses a bus
+    meta: "hapax_record_meta",
+    make_meta: META,
+    steps: MIGRATIONS,
+    accepts: 1,
+};
 
-/// The version of the tables in a file; an error if this build cannot use them.
-fn version(conn: &Connection) -> Result<i64> {
-    if !is_there(conn)? {
-        return Ok(0);
-    }
-    let found: Option<(i64, i64)> = conn
-        .query_row("SELECT version, accepts FROM main.hapax_record_meta", [], |row| {
-            Ok((row.get(0)?, row.get(1)?))
-        })
-        .optional()
-        .doing("reading the version of the tables of records")?;
-    let (version, accepts) = found.unwrap_or((0, 0));
-    if accepts > VERSION {
-        return Err(Error::Schema(format!(
-            "the file's records have version {version}, which accepts builds of version {accepts} and later; this build has \
-             version {VERSION}. Use a newer hapax; nothing was changed"
-        )));
-    }
-    Ok(version)
-}
-
-/// Whether the file needs no migration.
-pub(super) fn is_current(conn: &Connection) -> Result<bool> {
-    Ok(version(conn)? >= VERSION)
-}
-
-/// Brings the file to this build's schema. Several processes may do so at once: each checks again once
-/// it holds the lock.
+/// Brings the file to this build's schema. Several processes may do so at once.
 pub(super) fn migrate(conn: &Connection) -> Result<()> {
-    let what = "bringing the tables of records up to date";
-    if is_current(conn)? {
-        return Ok(());
-    }
-    immediate(conn, what, || {
-        let done = version(conn)?;
-        if done >= VERSION {
-            return Ok(());
-        }
-        if !is_there(conn)? {
-            conn.execute_batch(META).doing(what)?;
-        }
-        for step in MIGRATIONS.iter().skip(done as usize) {
-            conn.execute_batch(step).doing(what)?;
-        }
-        if done == 0 {
-            TRIGGERS.iter().try_for_each(|(_, sql)| conn.execute_batch(sql)).doing(what)?;
-        }
-        conn.execute(
-            "INSERT INTO main.hapax_record_meta (one, version, accepts) VALUES (1, ?1, ?2)
-             ON CONFLICT (one) DO UPDATE SET version = excluded.version, accepts = excluded.accepts",
-            params![VERSION, ACCEPTS],
-        )
-        .doing(what)?;
-        Ok(())
-    })
+    PART.migrate(conn, &[], || TRIGGERS.iter().try_for_each(|(_, sql)| conn.execute_batch(sql)))
 }

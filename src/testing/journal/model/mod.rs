@@ -307,13 +307,13 @@ impl<J: Journal> Run<J> {
         let journal = &self.refusing;
         until("the clock to move on", async || (journal.now().await.unwrap() > newest).then_some(())).await;
         let young = self.rng.chance(20);
-        let mut terms = JournalSweep::new(if young { LEASE } else { Duration::ZERO });
-        terms.dry_run = self.rng.chance(30);
+        let mut settings = JournalSweep::new(if young { LEASE } else { Duration::ZERO });
+        settings.dry_run = self.rng.chance(30);
         let goes = if young { Vec::new() } else { self.spec.swept() };
-        self.log.push(format!("sweep {terms:?}"));
-        let swept = self.refusing.sweep(&terms).await.unwrap();
+        self.log.push(format!("sweep {settings:?}"));
+        let swept = self.refusing.sweep(&settings).await.unwrap();
         self.same("swept", &(goes.len() as u64), &swept);
-        if !terms.dry_run {
+        if !settings.dry_run {
             for n in goes {
                 self.spec.written[n].gone = true;
             }

@@ -4,8 +4,8 @@
 
 use std::path::Path;
 
-use super::run;
 use super::serve::Server;
+use super::{Ran, run};
 
 /// A database with the three roles, and one module.
 pub struct Postgres {
@@ -106,20 +106,27 @@ impl Postgres {
         owner
     }
 
-    pub fn start(&self) -> Server {
+    /// The flags of a server. The ledger and the bus are embedded.
+    pub fn serve(&self) -> Vec<String> {
         let keeper = format!("keys.maintenance_url={}", self.keeper_url);
-        let more = [
-            "--journal",
-            &self.app_url,
-            "--set",
-            self.schema_flag(),
-            "--set",
-            &keeper,
-            "--set",
-            "journal.migrate=check",
-        ];
-        // The ledger and the bus are embedded.
-        Server::start(&self.dir, &more)
+        let sets = [self.schema_flag(), &*keeper, "journal.migrate=check"];
+        let sets = sets.into_iter().flat_map(|set| ["--set".to_owned(), set.to_owned()]);
+        ["--journal".to_owned(), self.app_url.clone()].into_iter().chain(sets).collect()
+    }
+
+    pub fn start(&self) -> Server {
+        self.start_with(&["--set", &format!("keys.maintenance_url={}", self.keeper_url)])
+    }
+
+    /// A server with the rights of the app. The ledger and the bus are embedded.
+    pub fn start_with(&self, more: &[&str]) -> Server {
+        Server::start(&self.dir, &[&self.as_app()[..], &["--set", "journal.migrate=check"], more].concat())
+    }
+
+    /// The same, which must not start.
+    pub fn refused(&self, more: &[&str]) -> Ran {
+        let listen = ["--listen", "127.0.0.1:0", "--set", "journal.migrate=check"];
+        super::serve::refused(&self.dir, &[&self.as_app()[..], &listen, more].concat()).code(3)
     }
 }
 

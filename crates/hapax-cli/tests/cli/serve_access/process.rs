@@ -33,7 +33,16 @@ impl Server {
     }
 
     pub fn start_with(dir: &Path, listen: &str, more: &[&str], env: &[(&str, &str)]) -> Self {
-        let args = [&["serve", "--listen", listen, "--json", "--without", "relay"], more].concat();
+        Server::launch(dir, &[&["--listen", listen, "--without", "relay"], more].concat(), env)
+    }
+
+    /// One that also relays, and feeds the read model.
+    pub fn start_whole(dir: &Path, more: &[&str]) -> Self {
+        Server::launch(dir, &[&["--listen", "127.0.0.1:0"], more].concat(), &[])
+    }
+
+    fn launch(dir: &Path, more: &[&str], env: &[(&str, &str)]) -> Self {
+        let args = [&["serve", "--json"], more].concat();
         let errors = std::fs::File::create(dir.join("serve.err")).unwrap();
         let mut child = hapax(dir, &args).envs(env.iter().copied()).stderr(errors).spawn().unwrap();
         let mut line = String::new();

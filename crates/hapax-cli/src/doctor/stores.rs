@@ -1,0 +1,230 @@
+//! What a server writes to and reads from: journal, keys, records and the read model. Makes nothing.
+
+use std::path::Path;
+use std::time::Duration;
+
+use hapax::analytics::{STALE_AFTER, Source, Uuid};
+use hapax::config::{Config, Migrate, sqlite_path};
+use hapax::open::OpenSettings;
+use hapax::words::counted;
+
+use super::Report;
+use crate::cli::Global;
+use crate::failure::Failure;
+use crate::open;
+
+/// The flags that select the journal, and with it keys and records.
+const OF_JOURNAL: [&str; 2] = ["--data", "--journal"];
+/// Keys are swept each night; after this time somebody should know that they are not.
+const SWEPT_WITHIN: Duration = Duration::from_hours(72);
+
+/// Looks at all of them.
+pub(super) async fn look(report: &mut Report, global: &Global, config: &Config) {
+    let flags = global.given(&OF_JOURNAL);
+    if is_there(report, "journal", open::journal_path(&config.journal.url), &format!("`hapax{flags} serve`"))
+    {
+        match journal(config).await {
+            Ok(told) => report.say("fine", "journal", told),
+            Err(error) => fault(report, "journal", error, &flags),
+        }
+    }
+    if is_there(report, "keys", sqlite_path(&config.keys.url), &format!("`hapax{flags} serve`")) {
+        roles(report, config).await;
+        match keys(config).await {
+            Ok((level, told)) => report.say(level, "keys", told),
+            Err(error) => fault(report, "keys", error, &flags),
+        }
+    }
+    records(report, global, config).await;
+    read_model(report, global, config).await;
+}
+
+/// Whether something that may be a file is there. One that is missing is no fault: nobody has used it yet.
+fn is_there(report: &mut Report, check: &str, file: Option<&Path>, makes: &str) -> bool {
+    let Some(file) = file.filter(|file| !file.exists()) else { return true };
+    report.say("fine", check, format!("there is none yet at {}; {makes} makes it", file.display()));
+    false
+}
+
+/// Tells what cannot be kept from what does not answer. Tables that are not there, or of another version, are
+/// made or refused by the server.
+fn fault(report: &mut Report, check: &str, error: hapax::Error, flags: &str) {
+    match error {
+        hapax::Error::Refused { .. } => report.refuse(check, error.to_string()),
+        hapax::Error::Schema(told) => {
+            report.say("warning", check, format!("{told}; `hapax{flags} serve` makes what is missing"));
+        }
+        error => report.failed(check, &error.into()),
+    }
+}
+
+/// As it is: nothing is made, and nothing brought up to date.
+fn as_it_is(mut settings: OpenSettings) -> OpenSettings {
+    settings.migrate = Migrate::Check;
+    settings.pool_max = 1;
+    settings
+}
+
+async fn journal(config: &Config) -> hapax::Result<String> {
+    let url = config.journal_url_shown();
+    if config.journal.url == "memory:" {
+        return Ok(format!("{url}: each process has its own"));
+    }
+    let journal =
+        hapax::open::journal_with(&config.journal.url, &as_it_is(config.journal_settings())).await?;
+    journal.probe().await?;
+    Ok(format!("{url} takes writes ({})", journal.capabilities().backend))
+}
+
+async fn keys(config: &Config) -> hapax::Result<(&'static str, String)> {
+    let url = config.keys_url_shown();
+    if config.keys.url == "memory:" {
+        return Ok(("fine", format!("{url}: each process has its own")));
+    }
+    let keys = hapax::open::keys_with(&config.keys.url, &as_it_is(config.keys_settings())).await?;
+    keys.probe().await?;
+    let info = keys.info().await?;
+    let late = info.swept_at.filter(|at| info.now.since(*at) > SWEPT_WITHIN);
+    Ok(match late {
+        Some(at) => (
+            "warning",
+            format!(
+                "keys were last swept at {at}; `hapax serve` does it each night, `hapax keys sweep` at once"
+            ),
+        ),
+        None => ("fine", format!("{url} takes writes ({})", keys.capabilities().backend)),
+    })
+}
+
+/// Whether the roles of the server are bound by row security, and the keys are protected by it.
+#[cfg(feature = "postgres")]
+async fn roles(report: &mut Report, config: &Config) {
+    use hapax::backend::postgres::{check_keys, refuse_bypass};
+    let settings = config.keys_settings();
+    let is_postgres = |url: &str| url.starts_with("postgres:") || url.starts_with("postgresql:");
+    let named = [
+        Some(("keys.url", &config.keys.url)),
+        config.keys.maintenance_url.as_ref().map(|url| ("keys.maintenance_url", url)),
+    ];
+    let mut is_bound = true;
+    for (name, url) in named.into_iter().flatten().filter(|(_, url)| is_postgres(url)) {
+        match refuse_bypass(name, url, settings.acquire_timeout, false).await {
+            Ok(()) => report.say("fine", "roles", format!("the role of {name} is bound by row security")),
+            Err(error @ hapax::Error::Refused { .. }) if config.records.accept_bypass => {
+                report.say("warning", "roles", format!("{error} (records.accept_bypass is set)"));
+                is_bound &= name != "keys.url";
+            }
+            Err(error) => {
+                fault(report, "roles", error, "");
+                is_bound &= name != "keys.url";
+            }
+        }
+    }
+    // Nothing is looked at for a role that the protection does not bind.
+    if !is_postgres(&config.keys.url) || !is_bound {
+        return;
+    }
+    let protected = async {
+        let pools = hapax::open::Pools::default();
+        let pool = pools.postgres("keys.url", &config.keys.url, 1, settings.acquire_timeout).await?;
+        check_keys(&pool, &settings.schema, true).await
+    };
+    match protected.await {
+        Ok(()) => report.say("fine", "row security", "the table of keys is protected as it was made".into()),
+        Err(error) => fault(report, "row security", error, ""),
+    }
+}
+
+#[cfg(not(feature = "postgres"))]
+#[allow(clippy::unused_async)] // has the signature of the built-in one
+async fn roles(_: &mut Report, _: &Config) {}
+
+/// Whether each module is protected as it was made.
+async fn records(report: &mut Report, global: &Global, config: &Config) {
+    let flags = global.given(&OF_JOURNAL);
+    if let Err(error) = config.records_in_one_database() {
+        return report.say("fine", "records", format!("this server has no records: {error}"));
+    }
+    if sqlite_path(&config.journal.url).is_some_and(|file| !file.exists()) {
+        let told = format!("there is no module yet; `hapax{flags} modules create SLUG` makes one");
+        return report.say("fine", "records", told);
+    }
+    let settings = as_it_is(config.journal_settings());
+    let found = match hapax::open::modules_with(&config.journal.url, &settings, &config.records.roles).await {
+        Ok(modules) => modules.modules().await,
+        // Nobody has made a module there.
+        Err(hapax::Error::Schema(told)) => return report.say("fine", "records", told),
+        Err(error) => Err(error),
+    };
+    match found {
+        Ok(found) if found.is_empty() => {
+            let told = format!("there is no module yet; `hapax{flags} modules create SLUG` makes one");
+            report.say("fine", "records", told);
+        }
+        Ok(found) => {
+            for module in found {
+                let slug = &module.slug;
+                if module.problems.is_empty() {
+                    report.say("fine", "records", format!("module {slug} is protected as it was made"));
+                } else {
+                    report.refuse(
+                        "records",
+                        format!(
+                            "module {slug} is not served: {}; let its owner put back what `modules create` made \
+                             (docs/records.md, Protection)",
+                            module.problems.join("; ")
+                        ),
+                    );
+                }
+            }
+        }
+        Err(error) => report.failed("records", &error.into()),
+    }
+}
+
+async fn read_model(report: &mut Report, global: &Global, config: &Config) {
+    let flags = global.given(&["--data"]);
+    let Some(url) = &config.analytics.url else {
+        let told = "there is none: analytics.url is unset, and the journal or the bus is not embedded";
+        return report.say("fine", "read model", told.into());
+    };
+    if !is_there(report, "read model", sqlite_path(url), &format!("`hapax{flags} serve`")) {
+        return;
+    }
+    match synced(global, config).await {
+        Ok((level, told)) => report.say(level, "read model", told),
+        Err(failure) => report.failed("read model", &failure),
+    }
+}
+
+/// How far the read model is, and what holds it back.
+async fn synced(global: &Global, config: &Config) -> Result<(&'static str, String), Failure> {
+    let model = open::existing_read_model(global, config)?;
+    let rejected = model.rejected(1000).await?.len() as u64;
+    if rejected > 0 {
+        let told = format!(
+            "{} could not be read, so its answers are not complete; `hapax query status` lists what to do",
+            counted(rejected, "change", "changes")
+        );
+        return Ok(("warning", told));
+    }
+    let status = match config.analytics.source {
+        Source::Debezium => "`hapax cdc status` says whether Debezium is behind",
+        _ => "`hapax relay status` says whether the relay is behind",
+    };
+    let (now, at) = tokio::try_join!(model.now(), model.last_sync_at(Uuid::nil()))?;
+    Ok(match at {
+        None => (
+            "warning",
+            format!("nothing is known of how far it is; a running `hapax serve` feeds it, and {status}"),
+        ),
+        Some(at) if now.since(at) > STALE_AFTER => {
+            let behind = now.since(at).as_secs();
+            let told = format!(
+                "it is complete up to {at}, {behind} s ago; a running `hapax serve` feeds it, and {status}"
+            );
+            ("warning", told)
+        }
+        Some(at) => ("fine", format!("it is complete up to {at}")),
+    })
+}

@@ -1,0 +1,155 @@
+//! The stores that are asked. Makes nothing: a store that is missing or does not answer is a line of the report.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use hapax::analytics::ReadModel;
+use hapax::config::{Config, Migrate, sqlite_path};
+use hapax::keyed::Keys;
+use hapax::open::OpenSettings;
+use hapax::records::Records;
+use hapax::{Error, Journal, Ledger};
+
+use super::life::Told;
+use crate::cli::Global;
+use crate::failure::Failure;
+use crate::open;
+
+const IN_MEMORY: &str = "it is in memory, where each process has its own";
+
+/// Whom to ask, and what they said besides steps.
+pub struct Stores<'c> {
+    global: &'c Global,
+    config: &'c Config,
+    pub told: Vec<Told>,
+    /// How many stores could be asked.
+    pub there: usize,
+}
+
+impl<'c> Stores<'c> {
+    pub fn new(global: &'c Global, config: &'c Config) -> Self {
+        Stores { global, config, told: Vec::new(), there: 0 }
+    }
+
+    /// Notes what a store said.
+    pub fn say(&mut self, store: &'static str, message: impl Into<String>) {
+        self.told.push(Told { store, unreachable: false, message: message.into() });
+    }
+
+    /// Whether a store that is configured did not answer.
+    pub fn is_away(&self) -> bool {
+        self.told.iter().any(|told| told.unreachable)
+    }
+
+    /// What is there. A store that does not answer is noted; any other failure ends the command.
+    pub fn answer<T>(
+        &mut self,
+        store: &'static str,
+        answer: Result<T, impl Into<Failure>>,
+    ) -> Result<Option<T>, Failure> {
+        let failure = match answer {
+            Ok(answer) => return Ok(Some(answer)),
+            Err(failure) => failure.into(),
+        };
+        if !failure.is_dependency() {
+            return Err(failure.about(store));
+        }
+        let message = format!("it does not answer: {}", failure.message());
+        self.told.push(Told { store, unreachable: true, message });
+        Ok(None)
+    }
+
+    /// What was opened. Tables that nobody has made are no failure.
+    fn opened<T>(&mut self, store: &'static str, opened: Result<T, Error>) -> Result<Option<T>, Failure> {
+        let opened = match opened {
+            Err(Error::Schema(told)) => {
+                self.say(store, told);
+                return Ok(None);
+            }
+            other => self.answer(store, other)?,
+        };
+        self.there += usize::from(opened.is_some());
+        Ok(opened)
+    }
+
+    /// Whether a store that may be a file is there.
+    fn is_there(&mut self, store: &'static str, url: &str, missing: Option<&Path>) -> bool {
+        if url == "memory:" {
+            self.say(store, IN_MEMORY);
+            return false;
+        }
+        if let Some(file) = missing {
+            self.say(store, format!("there is none at {}", file.display()));
+            return false;
+        }
+        true
+    }
+
+    pub async fn ledger(&mut self) -> Result<Option<Arc<dyn Ledger>>, Failure> {
+        let url = &self.config.ledger.url;
+        if !self.is_there("ledger", url, missing_file(url)) {
+            return Ok(None);
+        }
+        let mut settings = as_it_is(self.config.open_settings());
+        settings.refuse = false;
+        let opened = hapax::open::ledger_with(url, &settings).await;
+        self.opened("ledger", opened)
+    }
+
+    pub async fn journal(&mut self) -> Result<Option<Arc<dyn Journal>>, Failure> {
+        let url = &self.config.journal.url;
+        if !self.is_there("journal", url, open::missing_journal(url)) {
+            return Ok(None);
+        }
+        let opened = hapax::open::journal_with(url, &as_it_is(self.config.journal_settings())).await;
+        self.opened("journal", opened)
+    }
+
+    pub async fn keys(&mut self) -> Result<Option<Arc<dyn Keys>>, Failure> {
+        // The same database, with the role that sees the keys of all tenants.
+        let url = self.config.keys.maintenance_url.as_ref().unwrap_or(&self.config.keys.url);
+        if !self.is_there("keys", url, missing_file(url)) {
+            return Ok(None);
+        }
+        let mut settings = as_it_is(self.config.keys_settings());
+        settings.refuse = false;
+        let opened = hapax::open::keys_with(url, &settings).await;
+        self.opened("keys", opened)
+    }
+
+    pub async fn records(&mut self) -> Result<Option<Arc<dyn Records>>, Failure> {
+        if let Err(error) = self.config.records_in_one_database() {
+            self.say("records", error.to_string());
+            return Ok(None);
+        }
+        let url = &self.config.journal.url;
+        if !self.is_there("records", url, missing_file(url)) {
+            return Ok(None);
+        }
+        let opened = open::existing_records(self.config).await;
+        self.opened("records", opened)
+    }
+
+    pub fn read_model(&mut self) -> Result<Option<Arc<dyn ReadModel>>, Failure> {
+        let Some(url) = &self.config.analytics.url else {
+            self.say("read model", "there is none: analytics.url is unset");
+            return Ok(None);
+        };
+        if !self.is_there("read model", url, missing_file(url)) {
+            return Ok(None);
+        }
+        let opened = open::existing_read_model(self.global, self.config);
+        self.answer("read model", opened)
+    }
+}
+
+/// The file of a store, if it is not there.
+fn missing_file(url: &str) -> Option<&Path> {
+    sqlite_path(url).filter(|file| !file.exists())
+}
+
+/// Nothing is made, and nothing brought up to date.
+fn as_it_is(mut settings: OpenSettings) -> OpenSettings {
+    (settings.migrate, settings.pool_max) = (Migrate::Check, 1);
+    settings
+}

@@ -1,0 +1,214 @@
+//! `hapax project`: keeps a search engine or a cache in step with records, makes it anew, compares it.
+
+mod run;
+mod status;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use hapax::config::{Config, hide_password};
+use hapax::open::ProjectionUse;
+use hapax::projection::{History, Projection, rebuild, verify};
+use hapax::words::counted;
+use hapax::{Journal, Scope};
+use serde_json::json;
+
+use crate::cli::{Global, duration};
+use crate::exporters::Metrics;
+use crate::failure::{self, Failure};
+use crate::signal::Gate;
+use crate::{open, print};
+
+#[derive(Debug, Args)]
+pub struct ProjectArgs {
+    #[command(subcommand)]
+    command: ProjectCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum ProjectCommand {
+    /// Apply the events of records to a projection until a signal: whatever comes twice, late or after a crash
+    #[command(
+        override_usage = "hapax project run --to <URL> [OPTIONS]",
+        after_help = "Examples:\n  \
+            hapax project run --to cache:redis://localhost\n  \
+            hapax project run --to opensearch:http://localhost:9200/records --create --bus kafka://localhost:9092"
+    )]
+    Run(run::RunArgs),
+    /// Make a projection anew from the journal and its archive, while it serves
+    #[command(
+        override_usage = "hapax project rebuild --to <URL> [OPTIONS]",
+        after_help = "Example: hapax project rebuild --to opensearch:http://localhost:9200/records --archive s3://events/archive"
+    )]
+    Rebuild(HistoryArgs),
+    /// Compare a projection with the journal and its archive; exit 1 and list what differs
+    #[command(
+        override_usage = "hapax project verify --to <URL> [OPTIONS]",
+        after_help = "Example: hapax project verify --to cache:redis://localhost --wait 10s"
+    )]
+    Verify(VerifyArgs),
+    /// Show whether a projection can be relied on, and how far it is
+    #[command(override_usage = "hapax project status --to <URL> [OPTIONS]")]
+    Status(status::StatusArgs),
+}
+
+/// Which projection.
+#[derive(Debug, Args)]
+struct ToArgs {
+    /// cache:redis://HOST:PORT or opensearch:http://HOST:PORT/ALIAS (projection.url)
+    #[arg(long, value_name = "URL")]
+    to: Option<String>,
+}
+
+/// Which topic, for whom.
+#[derive(Debug, Args)]
+struct TopicArgs {
+    /// The topic of the records' events (relay.topic)
+    #[arg(long)]
+    topic: Option<String>,
+    /// Whose effect it is [default: projection_worker and the projection's place]
+    #[arg(long)]
+    scope: Option<Scope>,
+}
+
+#[derive(Debug, Args)]
+struct HistoryArgs {
+    #[command(flatten)]
+    to: ToArgs,
+    /// The archive of the journal: s3://BUCKET/PREFIX or dir:PATH
+    #[arg(long, value_name = "URL")]
+    archive: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VerifyArgs {
+    #[command(flatten)]
+    history: HistoryArgs,
+    /// How long to wait for what is still on its way
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "5s")]
+    wait: Duration,
+    /// List at most this many differences
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    limit: usize,
+}
+
+pub async fn run(
+    global: &Global,
+    args: &ProjectArgs,
+    gate: &Gate,
+    metrics: Option<&Metrics>,
+) -> Result<u8, Failure> {
+    match &args.command {
+        ProjectCommand::Run(args) => run::run(global, args, gate, metrics).await,
+        ProjectCommand::Rebuild(args) => make_anew(global, args).await,
+        ProjectCommand::Verify(args) => compare(global, args, None).await,
+        ProjectCommand::Status(args) => status::run(global, args).await,
+    }
+}
+
+impl ToArgs {
+    /// The configuration, with this flag and others.
+    fn load(&self, global: &Global, others: &[(&str, &str, Option<String>)]) -> Result<Config, Failure> {
+        let mut flags = vec![("projection.url", "--to", self.to.clone())];
+        flags.extend_from_slice(others);
+        global.load_with(&flags)
+    }
+}
+
+/// Opens the projection.
+pub(crate) async fn projection(
+    config: &Config,
+    purpose: ProjectionUse,
+) -> Result<Arc<dyn Projection>, Failure> {
+    let Some(url) = &config.projection.url else {
+        return Err(Failure::config(
+            "--to is missing: name the projection, as cache:redis://HOST:PORT or opensearch:http://HOST:PORT/ALIAS (or set projection.url)",
+        ));
+    };
+    let mut settings = config.projection_settings();
+    settings.purpose = purpose;
+    Ok(hapax::open::projection(url, &settings).await?)
+}
+
+/// The store of an archive that is there.
+async fn archive(
+    config: &Config,
+    url: Option<&str>,
+) -> Result<Option<Arc<dyn hapax::backend::object::Objects>>, Failure> {
+    let Some(url) = url else { return Ok(None) };
+    if let Some(path) = open::journal_path(url).filter(|path| !path.exists()) {
+        return Err(Failure::dependency("unavailable", format!("there is no archive at {}", path.display())));
+    }
+    Ok(Some(hapax::open::store(url, config.ledger.acquire_timeout).await?))
+}
+
+/// A history that is missing something is a promise that cannot be kept.
+fn incomplete(error: hapax::Error) -> Failure {
+    let is_missing = matches!(error, hapax::Error::NotFound(_));
+    let failure = Failure::from(error);
+    if is_missing { failure.exits(failure::BROKEN_PROMISE) } else { failure }
+}
+
+async fn make_anew(global: &Global, args: &HistoryArgs) -> Result<u8, Failure> {
+    let config = args.to.load(global, &[])?;
+    let journal: Arc<dyn Journal> = open::existing_journal(global, &config).await?;
+    let archive = archive(&config, args.archive.as_deref()).await?;
+    let projection = projection(&config, ProjectionUse::Rebuild).await?;
+    let mut history = History::open(&*journal, archive.as_deref(), config.analytics.generation).await?;
+    let rebuilt = rebuild(&*projection, &mut history).await.map_err(incomplete)?;
+    if global.json {
+        let examples = rebuilt
+            .examples
+            .iter()
+            .map(|(name, reason)| json!({"record": name.to_string(), "reason": reason}));
+        print::json(&json!({
+            "records": rebuilt.records, "changes": rebuilt.changes, "rejected": rebuilt.rejected,
+            "examples": examples.collect::<Vec<_>>(),
+        }))?;
+    } else {
+        let (changes, records) =
+            (counted(rebuilt.changes, "change", "changes"), counted(rebuilt.records, "record", "records"));
+        print::line(&format!(
+            "{} is rebuilt: {changes} of {records} applied, {} rejected",
+            projection.about(),
+            rebuilt.rejected
+        ))?;
+        for (name, reason) in &rebuilt.examples {
+            print::line(&format!("rejected: {name}: {}", print::escaped(reason)))?;
+        }
+    }
+    Ok(if rebuilt.rejected == 0 { 0 } else { failure::BROKEN_PROMISE })
+}
+
+/// Compares a projection. Also `hapax verify search` and `hapax verify cache`, which take one kind of URL.
+pub(crate) async fn compare(global: &Global, args: &VerifyArgs, kind: Option<&str>) -> Result<u8, Failure> {
+    let config = args.history.to.load(global, &[])?;
+    if let (Some(kind), Some(url)) = (kind, &config.projection.url)
+        && !url.starts_with(kind)
+    {
+        let shown = print::escaped(&hide_password(url));
+        return Err(Failure::config(format!("{shown} is another kind of projection; --to takes {kind}…")));
+    }
+    let journal = open::existing_journal(global, &config).await?;
+    let archive = archive(&config, args.history.archive.as_deref()).await?;
+    let projection = projection(&config, ProjectionUse::Run).await?;
+    let mut history = History::open(&*journal, archive.as_deref(), config.analytics.generation).await?;
+    let verified = verify(&*projection, &mut history, args.wait).await.map_err(incomplete)?;
+    let (count, listed) = (verified.differences.len(), verified.differences.iter().take(args.limit));
+    if global.json {
+        let listed =
+            listed.map(|(name, what)| json!({"record": name.to_string(), "difference": what.to_string()}));
+        print::json(&json!({
+            "records": verified.records, "differences": count, "listed": listed.collect::<Vec<_>>(),
+        }))?;
+    } else {
+        for (name, what) in listed {
+            print::line(&format!("{name}: {what}"))?;
+        }
+        let records = counted(verified.records, "record", "records");
+        let differ = if count == 0 { "all equal".to_owned() } else { format!("{count} differ") };
+        print::line(&format!("{records} compared, {differ}"))?;
+    }
+    Ok(if count == 0 { 0 } else { failure::BROKEN_PROMISE })
+}

@@ -1,0 +1,300 @@
+//! What reaches the read model, through crashes and repeats.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use hapax::Time;
+use hapax::clock::{Clock as _, SystemClock};
+use serde_json::{Value, json};
+
+use crate::common::consume::wait_until;
+use crate::common::run;
+use crate::common::serve::Server;
+use crate::{World, create, delete, listed, stored, text, topic, update, visible, world};
+
+/// Waits until the read model says of now that it is complete, and compares it with PostgreSQL.
+fn equal(server: &Server, module: &str) {
+    let now = SystemClock.now();
+    wait_until("the model is complete", || {
+        listed(server, module).1.is_some_and(|synced| Time::parse(&synced).unwrap() >= now)
+    });
+    assert_eq!(listed(server, module).0, stored(server, module), "{module}");
+    let status = server.get("/v1/analytics/status").is(200);
+    assert_eq!(status["rejected"], json!([]), "{status}");
+}
+
+#[test]
+fn inserts_updates_and_deletes_reach_the_read_model_and_keys_do_not_leave() {
+    let world = world();
+    // A module that is made while Debezium streams is in the publication from its first row.
+    let late = format!("late_{}", &world.topic[world.topic.len() - 8..]);
+    world.module(&late);
+    let server = world.serve();
+    let mut records = Vec::new();
+    for module in ["orders", late.as_str()] {
+        for n in 0..4 {
+            records.push(create(&server, module, &json!({"n": n, "text": "ä \"quoted\"", "amount": 1.5})));
+        }
+    }
+    // Large enough to be stored apart from its row, and as random as a client may send it.
+    let large: String = (0..16_000).map(|_| hapax::analytics::Uuid::new_v4().simple().to_string()).collect();
+    let first = create(&server, "orders", &json!({"large": large}));
+    let changed = update(&server, &first, &json!({"large": large, "more": 1}));
+    update(&server, &records[1], &json!({"n": "again"}));
+    let gone = delete(&server, &records[2]);
+    let last = delete(&server, &records[6]);
+    for record in [&changed, &gone, &last] {
+        visible(&server, record);
+    }
+    equal(&server, "orders");
+    equal(&server, &late);
+
+    let mut tables: BTreeMap<String, usize> = BTreeMap::new();
+    for received in topic::records(&world) {
+        let source = &topic::value(&received)["source"];
+        *tables.entry(format!("{}.{}", text(source, "schema"), text(source, "table"))).or_default() += 1;
+    }
+    let expected = |table: &str| {
+        table == "hapax.record_pulse" || (table.starts_with("module_") && table.ends_with(".records"))
+    };
+    assert!(tables.keys().all(|table| expected(table)) && tables.len() >= 3, "{tables:?}");
+}
+
+/// Everything is published again, by a slot that was copied before it was written, and by a second snapshot.
+#[test]
+fn t53_what_a_copied_slot_and_a_snapshot_publish_again_changes_nothing() {
+    let world = world();
+    let mut admin = world.admin();
+    admin.run(&format!("select pg_copy_logical_replication_slot('{}', 'hapax_test_copy')", crate::SLOT));
+    let server = world.serve();
+    let mut records: Vec<_> = (0..20).map(|n| create(&server, "orders", &json!({"n": n}))).collect();
+    for record in &mut records[..10] {
+        *record = update(&server, record, &json!({"again": true}));
+    }
+    for record in &mut records[..5] {
+        *record = delete(&server, record);
+        visible(&server, record);
+    }
+    equal(&server, "orders");
+    let before = listed(&server, "orders").0;
+    let count = |id: &str| topic::about(&topic::records(&world), id).len();
+    let first = text(&records[0], "id").to_owned();
+    assert_eq!(count(&first), 3, "created, updated, deleted");
+
+    let again = |name: &str, slot: &str, mode: &str| {
+        let set = [format!("cdc.connector={name}"), format!("cdc.slot={slot}")];
+        let flags = ["--set", &set[0], "--set", &set[1]];
+        let mode = format!("snapshot.mode={mode}");
+        run(&world.dir, &[&["cdc", "apply", "--with", &mode][..], &flags].concat()).code(0);
+        run(&world.dir, &[&["cdc", "remove", "--slot"][..], &flags].concat()).code(0);
+    };
+    again("hapax-test-copy", "hapax_test_copy", "no_data");
+    assert_eq!(count(&first), 6, "all of it again, the deleted record too");
+    again("hapax-test-snapshot", "hapax_test_snapshot", "initial");
+    let read = topic::about(&topic::records(&world), text(&records[19], "id"));
+    assert!(read.iter().any(|value| value["op"] == "r"), "{read:?}");
+    equal(&server, "orders");
+    assert_eq!(listed(&server, "orders").0, before);
+}
+
+/// The row of a later insert lies earlier in the log than the deletion before it: the insert waits for another unique index
+/// after it has written its row. A version by log position would hide the record for ever.
+#[test]
+fn t46_a_record_that_is_deleted_and_made_again_is_there_whatever_the_log_positions_say() {
+    let world = world();
+    let mut admin = world.admin();
+    // A table as modules have it, without the triggers that keep writers of one record apart, and with another unique index.
+    admin.run(
+        "drop schema if exists module_raw cascade; create schema module_raw;
+         create table module_raw.records (id uuid not null, tenant_id uuid not null, payload jsonb not null, seq bigint not null,
+           created_at timestamptz not null default now(), updated_at timestamptz not null default now(), other int);
+         create unique index first_index on module_raw.records (other);
+         alter table module_raw.records add primary key (tenant_id, id);
+         alter table module_raw.records replica identity full;
+         alter publication hapax_records add table module_raw.records;
+         grant usage on schema module_raw to hapax_test_cdc_keeper; grant select on module_raw.records to hapax_test_cdc_keeper;
+         insert into hapax.record_modules (slug) values ('raw') on conflict do nothing",
+    );
+    let id = "11111111-1111-1111-1111-111111111111";
+    let nobody = "00000000-0000-0000-0000-000000000000";
+    let insert = |seq: u64, other: u64| {
+        format!(
+            "insert into module_raw.records (id, tenant_id, payload, seq, other) values ('{id}', '{nobody}', '{{\"n\": {seq}}}', {seq}, {other})"
+        )
+    };
+    admin.run(&insert(1, 1));
+    // Holds the value of the other index that the second insert wants.
+    let mut holder = world.admin();
+    holder.run(&format!(
+        "begin; insert into module_raw.records (id, tenant_id, payload, seq, other) values (gen_random_uuid(), '{nobody}', '{{}}', 1, 3)"
+    ));
+    let (url, again) = (world.url("postgres"), insert(3, 3));
+    let inserting = std::thread::spawn(move || crate::common::roles::Connection::to(&url).run(&again));
+    let waits = "select from pg_stat_activity where wait_event_type = 'Lock' and query like 'insert into module_raw%'";
+    wait_until("the second insert waits", || admin.rows(waits) == 1);
+    admin.run(&format!("delete from module_raw.records where id = '{id}'"));
+    holder.run("rollback");
+    inserting.join().unwrap();
+
+    let server = world.serve();
+    visible(&server, &json!({"module": "raw", "id": id, "seq": 3}));
+    let rows = listed(&server, "raw").0;
+    assert_eq!(
+        (rows.len(), &rows[0]["seq"], &rows[0]["payload"]),
+        (1, &json!(3), &json!({"n": 3})),
+        "{rows:?}"
+    );
+    let about = topic::about(&topic::records(&world), id);
+    let ops: Vec<_> =
+        about.iter().map(|value| (text(value, "op"), value["source"]["lsn"].as_u64().unwrap())).collect();
+    let deleted = ops.iter().position(|(op, _)| *op == "d").unwrap();
+    assert!(
+        ops[deleted + 1].0 == "c" && ops[deleted + 1].1 < ops[deleted].1,
+        "the log positions are in order: {ops:?}"
+    );
+    admin.run(
+        "alter publication hapax_records drop table module_raw.records; delete from hapax.record_modules where slug = 'raw';
+         drop schema module_raw cascade",
+    );
+}
+
+/// What was acknowledged: a record with its seq, whether it was deleted, and the time after the answer.
+type Acknowledged = Arc<Mutex<Vec<(Value, bool, Time)>>>;
+
+fn write(server: &Server, until: &AtomicBool, acknowledged: &Acknowledged) {
+    let mut live: Vec<Value> = Vec::new();
+    for n in 0_u64.. {
+        if until.load(Ordering::SeqCst) && n > 40 {
+            return;
+        }
+        let (record, is_deleted) = match (n % 4, live.pop()) {
+            (1 | 2, Some(found)) => (update(server, &found, &json!({"n": n})), false),
+            (3, Some(found)) if n % 8 == 3 => (delete(server, &found), true),
+            (_, found) => {
+                live.extend(found);
+                (create(server, "orders", &json!({"n": n})), false)
+            }
+        };
+        if !is_deleted {
+            live.push(record.clone());
+        }
+        acknowledged.lock().unwrap().push((record, is_deleted, SystemClock.now()));
+        std::thread::sleep(Duration::from_millis(20)); // Connect, which starts meanwhile, needs the machine more
+    }
+}
+
+/// What one answer was checked for.
+#[derive(Default)]
+struct Seen {
+    synced: Option<Time>,
+    /// How many writes were acknowledged before that.
+    writes: usize,
+    /// Records that are not in the answer: somebody must be deleting them.
+    gone: Vec<String>,
+}
+
+/// Reads, and checks that every write that was acknowledged before `lastSyncAt` is in the answer.
+fn witness(server: &Server, acknowledged: &Acknowledged) -> Seen {
+    let known = acknowledged.lock().unwrap().clone(); // before the question
+    let (rows, synced) = listed(server, "orders");
+    let Some(synced) = synced.map(|synced| Time::parse(&synced).unwrap()) else { return Seen::default() };
+    let rows: BTreeMap<&str, u64> =
+        rows.iter().map(|row| (text(row, "id"), row["seq"].as_u64().unwrap())).collect();
+    let (mut last, mut writes) = (BTreeMap::new(), 0);
+    for (record, is_deleted, at) in known.iter().filter(|(_, _, at)| *at < synced) {
+        writes += 1;
+        last.insert(text(record, "id"), (record["seq"].as_u64().unwrap(), *is_deleted, at));
+    }
+    let mut gone = Vec::new();
+    for (id, (seq, is_deleted, at)) in last {
+        match rows.get(id) {
+            Some(found) => assert!(
+                !is_deleted && *found >= seq,
+                "{id} has seq {seq} (deleted: {is_deleted}) since {at}; the answer of {synced} has {found}"
+            ),
+            None if is_deleted => {}
+            None => gone.push(id.to_owned()),
+        }
+    }
+    Seen { synced: Some(synced), writes, gone }
+}
+
+/// Debezium is killed with -9 while clients write, and started again. At no time does an answer lack a write that was
+/// acknowledged before its `lastSyncAt`.
+#[test]
+fn t55_every_post_acknowledged_before_last_sync_at_is_in_the_answer_while_debezium_is_killed() {
+    let world = world();
+    let server = world.serve();
+    let (stop, acknowledged) = (AtomicBool::new(false), Acknowledged::default());
+    let (mut checks, mut checked, mut gone) = (0, 0, Vec::new());
+    std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..2).map(|_| scope.spawn(|| write(&server, &stop, &acknowledged))).collect();
+        let crash = scope.spawn(|| kill_and_start(&world, &stop));
+        while !crash.is_finished() {
+            let seen = witness(&server, &acknowledged);
+            checked = seen.writes.max(checked);
+            gone.extend(seen.gone);
+            checks += 1;
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        crash.join().unwrap();
+        for writer in writers {
+            writer.join().unwrap();
+        }
+    });
+    equal(&server, "orders");
+    let seen = witness(&server, &acknowledged);
+    let all = acknowledged.lock().unwrap();
+    let written = all.len();
+    assert!(
+        seen.synced.is_some() && seen.writes == written && seen.gone.is_empty(),
+        "{} of {written}",
+        seen.writes
+    );
+    for id in gone {
+        assert!(
+            all.iter().any(|(record, is_deleted, _)| *is_deleted && text(record, "id") == id),
+            "{id} was missing"
+        );
+    }
+    println!("{written} writes, {checks} answers checked during the crash, up to {checked} writes in one");
+}
+
+/// Kills Connect once writes flow, starts it again, and ends the writing when changes flow.
+fn kill_and_start(world: &World, stop: &AtomicBool) {
+    struct Stop<'s>(&'s AtomicBool);
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::SeqCst); // also if it panics: the writers must end
+        }
+    }
+    let _stop = Stop(stop);
+    world.services(&["kill", "connect"]);
+    world.services(&["up", "connect"]);
+    world.cdc(&["apply"]).code(0);
+}
+
+#[test]
+fn a_write_is_visible_soon() {
+    let world = world();
+    let server = world.serve();
+    visible(&server, &create(&server, "orders", &json!({"first": true}))); // the feed has its partitions
+    let mut took: Vec<Duration> = (0..40)
+        .map(|n| {
+            let record = create(&server, "orders", &json!({"n": n}));
+            let began = Instant::now();
+            visible(&server, &record);
+            began.elapsed()
+        })
+        .collect();
+    took.sort();
+    println!(
+        "from the acknowledgement to the answer: p50 {:?}, p99 {:?} of {} writes",
+        took[20],
+        took[39],
+        took.len()
+    );
+    assert!(took[39] < Duration::from_secs(30), "{took:?}");
+}

@@ -1,0 +1,370 @@
+//! `hapax explain`: what happened to an event, a keyed write or an aggregate, from what the stores recorded.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::common::consume::{Sample, consume, count, produce, wait_until};
+use crate::common::serve::{Server, request};
+use crate::common::{Ran, run, run_with};
+
+/// Fails for good, or asks for another attempt, while there is no file `fixed`.
+const UNTIL_FIXED: &str = "if do == 'break' and not os.path.exists('fixed'): raise Fatal('no such order')
+if do == 'retry' and not os.path.exists('fixed'): raise Retry('the bank is away')
+if do == 'echo': raise Fatal(request['id'])
+effect(request['id'])";
+
+const STRICT: [&str; 6] = ["--order", "strict", "--on-dead", "park", "--first-seq", "1"];
+
+fn line(id: &str, seq: u32, what: &str) -> String {
+    json!({"event_id": id, "aggregate_id": "order-1", "seq": seq, "do": what, "secret": "s3cret"}).to_string()
+        + "\n"
+}
+
+fn explain(dir: &Path, args: &[&str]) -> Ran {
+    run(dir, &[&["explain"], args].concat())
+}
+
+/// Where each step happened, in order.
+fn places(life: &Value) -> Vec<&str> {
+    life["steps"].as_array().unwrap().iter().map(|step| step["layer"].as_str().unwrap()).collect()
+}
+
+/// What happened, in order.
+fn whats(life: &Value) -> Vec<&str> {
+    life["steps"].as_array().unwrap().iter().map(|step| step["what"].as_str().unwrap()).collect()
+}
+
+/// The step that begins so.
+#[track_caller]
+fn step<'l>(life: &'l Value, what: &str) -> &'l Value {
+    let steps = life["steps"].as_array().unwrap();
+    let found = steps.iter().find(|step| step["what"].as_str().unwrap().starts_with(what));
+    found.unwrap_or_else(|| panic!("no {what:?}: {life:#}"))
+}
+
+fn relay(dir: &Path) -> Ran {
+    let lease = ["--set", "relay.lease_ms=600000"];
+    run(dir, &[&["relay", "run", "--topic", "orders", "--create", "1", "--once"], &lease[..]].concat())
+}
+
+/// A time with milliseconds, in UTC.
+fn is_stamp(text: &Value) -> bool {
+    let text = text.as_str().unwrap_or_default();
+    text.len() == "2026-01-01T00:00:00.000Z".len() && text.ends_with('Z') && text.as_bytes()[19] == b'.'
+}
+
+#[test]
+fn an_event_is_followed_from_the_journal_to_its_effect() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let append = ["journal", "append", "--aggregate", "order-1", "--kind", "order.paid"];
+    run_with(dir, &append, line("e-1", 1, "").as_bytes()).code(0);
+    let life = explain(dir, &["e-1", "--json"]).code(0).json();
+    assert_eq!(places(&life), ["journal", "relay"], "{life:#}");
+    assert!(whats(&life)[1].starts_with("not published: no relay"), "{life:#}");
+    assert!(life["stores"][0]["message"].as_str().unwrap().starts_with("there is none at"), "{life:#}");
+    relay(dir).code(0);
+    let command = Sample::Python.handler(dir, UNTIL_FIXED);
+    consume(dir, &command, &STRICT).code(0);
+
+    let life = explain(dir, &["e-1", "--json"]).code(0).json();
+    assert_eq!(places(&life), ["journal", "relay", "ledger", "ledger"], "{life:#}");
+    let appended = step(&life, "appended as seq 1, at position ");
+    assert!(is_stamp(&appended["at"]), "{appended}");
+    let facts = &appended["facts"];
+    assert_eq!((&facts["aggregate"], &facts["kind"]), (&json!("order-1"), &json!("order.paid")), "{facts}");
+    assert!(facts["payload_bytes"].as_u64().unwrap() > 20, "{facts}");
+    assert_eq!(facts["fingerprint"].as_str().unwrap().len(), 32, "{facts}");
+    assert!(is_stamp(&step(&life, "published: the relay is at position ")["facts"]["checkpoint_saved_at"]));
+    let first = step(&life, "first seen");
+    assert_eq!((&first["name"], &first["facts"]["topic"]), (&json!("mailer"), &json!("orders")), "{first}");
+    let done = step(&life, "done");
+    assert_eq!((&done["facts"]["attempts"], &done["name"]), (&json!(1), &json!("mailer")), "{done}");
+    assert!(is_stamp(&done["at"]) && done["at"].as_str() >= first["at"].as_str(), "{life:#}");
+    assert!(done["facts"]["token"].is_i64(), "{done}");
+
+    // The same for people: no payload, and what is not recorded is said.
+    for format in [&[][..], &["--md"]] {
+        let told = explain(dir, &[&["e-1"], format].concat()).code(0).out;
+        for part in
+            ["appended as seq 1", "published", "first seen", "done", "duplicates", "when the relay published"]
+        {
+            assert!(told.contains(part), "{part}: {told}");
+        }
+        assert!(!told.contains("s3cret"), "{told}");
+    }
+}
+
+#[test]
+fn an_event_that_failed_died_and_was_redriven_is_told_in_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    produce(dir, &format!("{}\n", json!({"event_id": "e-1", "do": "retry", "secret": "s3cret"})));
+    let command = Sample::Python.handler(dir, UNTIL_FIXED);
+    let twice = ["--set", "retry.attempts_max=2"];
+    assert_eq!(count(&consume(dir, &command, &twice).code(0), "dead"), 1);
+
+    let life = explain(dir, &["e-1", "--json"]).code(0).json();
+    assert_eq!(whats(&life), ["first seen", "dead after 2 attempts", "its bytes are held"], "{life:#}");
+    let dead = step(&life, "dead");
+    assert!(dead["facts"]["reason"].as_str().unwrap().contains("the bank is away"), "{dead}");
+    assert!(step(&life, "its bytes")["facts"]["payload_bytes"].as_u64().unwrap() > 0);
+    assert!(
+        life["not_recorded"].as_str().unwrap().contains("runs of a scope before its last one"),
+        "{life:#}"
+    );
+
+    std::fs::write(dir.join("fixed"), "").unwrap();
+    let redrive = ["dead", "redrive", "--scope", "mailer", "--reason", "fixed in 1.4.2", "--yes", "e-1"];
+    run(dir, &redrive).code(0);
+    let life = explain(dir, &["e-1", "--json"]).code(0).json();
+    assert!(whats(&life)[1].starts_with("redriven") && whats(&life)[2].starts_with("waits for"), "{life:#}");
+    consume(dir, &command, &twice).code(0);
+    let life = explain(dir, &["e-1", "--json"]).code(0).json();
+    assert_eq!(whats(&life).len(), 3, "{life:#}");
+    let redriven = &life["steps"][1]["facts"];
+    assert_eq!(
+        (&redriven["by"], &redriven["reason"]),
+        (&json!("tester"), &json!("fixed in 1.4.2")),
+        "{life:#}"
+    );
+    assert_eq!(whats(&life)[2], "done");
+
+    // An entry that was removed leaves its audit rows.
+    let forget = ["ledger", "forget", "--scope", "mailer", "--reason", "replay", "--yes", "e-1"];
+    run(dir, &forget).code(0);
+    let life = explain(dir, &["e-1", "--json"]).code(0).json();
+    assert!(whats(&life)[1].starts_with("forgotten") && life["steps"][1]["name"] == "mailer", "{life:#}");
+}
+
+#[test]
+fn a_parked_aggregate_says_what_waits_behind_what() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    produce(dir, &[&line("a1", 1, "break")[..], &line("a2", 2, ""), &line("a3", 3, "")].concat());
+    let command = Sample::Python.handler(dir, UNTIL_FIXED);
+    consume(dir, &command, &STRICT).code(0);
+
+    let life = explain(dir, &["--aggregate", "order-1", "--json"]).code(0).json();
+    let queue = &life["scopes"][0];
+    assert_eq!(
+        (&queue["scope"], &queue["head"], &queue["head_state"]),
+        (&json!("mailer"), &json!(1), &json!("dead"))
+    );
+    assert_eq!(queue["waiting"], json!([2, 3]));
+    let what = "nothing is done yet; seq 2, 3 wait behind seq 1, which is dead";
+    assert_eq!(queue["what"], what);
+    assert_eq!(step(&life, "dead")["event"], "a1");
+    assert_eq!(
+        life["steps"].as_array().unwrap().iter().filter(|step| step["what"] == "first seen").count(),
+        3
+    );
+    for format in [&[][..], &["--md"]] {
+        let told = explain(dir, &[&["--aggregate", "order-1"], format].concat()).code(0).out;
+        assert!(told.contains("event a1") && told.contains("event a3"), "{told}");
+        assert!(told.contains(what) && told.contains("no such order") && !told.contains("s3cret"), "{told}");
+    }
+    std::fs::write(dir.join("fixed"), "").unwrap();
+    run(dir, &["dead", "redrive", "--scope", "mailer", "--reason", "fixed", "--yes", "a1"]).code(0);
+    consume(dir, &command, &STRICT).code(0);
+    let life = explain(dir, &["--aggregate", "order-1", "--json"]).code(0).json();
+    assert_eq!(life["scopes"][0]["what"], "done up to seq 3; nothing waits", "{life:#}");
+}
+
+#[test]
+fn what_a_relay_cannot_publish_is_parked() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let limits = ["--set", "journal.event_bytes_max=4000000", "--line-bytes-max", "4000000"];
+    let append = [&["journal", "append", "--aggregate", "order-1"], &limits[..]].concat();
+    let large = json!({"event_id": "large", "pad": "x".repeat(2 << 20)});
+    run_with(dir, &append, format!("{large}\n{}", line("next", 2, "")).as_bytes()).code(0);
+    relay(dir).code(1);
+    let life = explain(dir, &["large", "--json"]).code(0).json();
+    let parked = step(&life, "parked: it cannot be published");
+    assert!(is_stamp(&parked["at"]) && parked["facts"]["reason"].is_string(), "{parked}");
+    let life = explain(dir, &["next", "--json"]).code(0).json();
+    assert_eq!(whats(&life)[1], "not published: its aggregate is parked at seq 1");
+}
+
+/// A keyed write over HTTP, from its key to the read model; the server runs meanwhile.
+#[test]
+fn a_keyed_record_is_followed_to_the_read_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    run(dir, &["modules", "create", "orders", "--data", "d"]).code(0);
+    let server = Server::start(dir, &["--data", "d"]);
+    let headers = [("content-type", "application/json"), ("idempotency-key", "k-1")];
+    let body = json!({"payload": {"amount": 7, "secret": "s3cret"}}).to_string();
+    let post = || request(&server.address, "POST", "/v1/modules/orders/records", &headers, body.as_bytes());
+    let record = post().is(201);
+    post().is(200); // a retry
+    let of_key = || explain(dir, &["--key", "k-1", "--data", "d", "--json"]).code(0).json();
+    wait_until("the read model has it, and knows how current it is", || {
+        let life = of_key();
+        let model =
+            life["steps"].as_array().unwrap().iter().find(|step| step["layer"] == "read_model").cloned();
+        model.is_some_and(|step| {
+            step["what"] == "it has the record at seq 1" && is_stamp(&step["facts"]["last_sync_at"])
+        })
+    });
+    let life = of_key();
+    assert_eq!(life["of"], json!({"key": "k-1"}));
+    let answered = step(&life, "its answer was stored: status 201");
+    assert!(is_stamp(&answered["at"]) && answered["facts"]["body_bytes"].as_u64().unwrap() > 0, "{answered}");
+    let aggregate = format!("orders/{}", record["id"].as_str().unwrap());
+    let wrote = step(&life, "the request wrote a record");
+    assert_eq!((&wrote["facts"]["aggregate"], &wrote["seq"]), (&json!(aggregate), &json!(1)), "{wrote}");
+    let appended = step(&life, "appended as seq 1");
+    assert_eq!(appended["facts"]["kind"], "record.created");
+    step(&life, "the record was last written, as seq 1");
+    wait_until("the relay has saved how far it is", || {
+        whats(&of_key()).iter().any(|what| what.starts_with("published"))
+    });
+    assert!(life["not_recorded"].as_str().unwrap().contains("answered from the key"), "{life:#}");
+
+    // Its event, and its aggregate.
+    let id = appended["event"].as_str().unwrap();
+    let life = explain(dir, &[id, "--data", "d", "--json"]).code(0).json();
+    step(&life, "it has the record at seq 1");
+    assert!(life["not_recorded"].as_str().unwrap().contains("which key wrote the event"), "{life:#}");
+    let told = explain(dir, &["--aggregate", &aggregate, "--data", "d"]).code(0).out;
+    assert!(told.contains("the record was last written") && !told.contains("s3cret"), "{told}");
+    let told = explain(dir, &["--key", "nope", "--data", "d"]).code(4).err;
+    assert!(told.contains("there is no key nope"), "{told}");
+}
+
+#[test]
+fn what_nobody_knows_is_not_found_and_mistakes_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    for of in [&["e-1"][..], &["--aggregate", "order-1"], &["--key", "k-1"]] {
+        let told = explain(dir, of).code(3).err;
+        assert!(told.contains("nothing is known of ") && told.contains("there is none at "), "{told}");
+    }
+    assert!(!dir.join("hapax-data").exists(), "it makes nothing");
+    // An event of a tenant is another one.
+    let append = ["journal", "append", "--aggregate", "order-1", "--tenant", "acme"];
+    run_with(dir, &append, line("e-1", 1, "").as_bytes()).code(0);
+    relay(dir).code(0);
+    let command = Sample::Python.handler(dir, UNTIL_FIXED);
+    consume(dir, &command, &STRICT).code(0);
+    for of in [&["e-1"][..], &["--aggregate", "order-1"]] {
+        let told = explain(dir, of).code(4).err;
+        assert!(told.contains("the ledger knows one of tenant acme"), "{told}");
+        let told = explain(dir, &[of, &["--tenant", "acme"]].concat()).code(0).out;
+        assert!(told.contains("tenant acme") && told.contains("done"), "{told}");
+    }
+    let ran = explain(dir, &["e-2", "--json"]).code(4);
+    assert_eq!(ran.err_json()["error"]["code"], "not-found");
+    assert!(ran.out.is_empty() && ran.err.contains("no store has event e-2"), "{}", ran.err);
+    // A store that is away is named, and the others are asked.
+    let ran = explain(dir, &["e-1", "--tenant", "acme", "--ledger", "postgres://127.0.0.1:1/x"]).code(3);
+    assert!(
+        ran.out.contains("appended as seq 1") && ran.out.contains("ledger: it does not answer"),
+        "{}",
+        ran.out
+    );
+    let ran = explain(dir, &["e-2", "--ledger", "postgres://127.0.0.1:1/x"]).code(3);
+    assert!(ran.err.contains("nothing is known of event e-2"), "{}", ran.err);
+    for wrong in [
+        &[][..],
+        &["e-1", "--key", "k"],
+        &["e-1", "--md", "--html", "x"],
+        &["e-1", "--md", "--json"],
+        &["e-1", "--html", "x", "--json"],
+    ] {
+        assert!(!explain(dir, wrong).code(2).err.is_empty());
+    }
+    let long = "x".repeat(256);
+    assert!(explain(dir, &[&long]).code(2).err.contains("255"));
+    assert!(explain(dir, &["--aggregate", &long]).code(2).err.contains("255"));
+    assert!(explain(dir, &["--key", "a b\n"]).code(2).err.contains("key"));
+    let told = explain(dir, &["e-1", "--tenant", "acme", "--html", "no/such/file.html"]).code(3).err;
+    assert!(told.contains("--html no/such/file.html"), "{told}");
+}
+
+/// A page that anybody may open: nothing runs, nothing is fetched, nothing private is in it.
+#[test]
+fn the_page_is_one_file_without_scripts_and_links() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    produce(dir, &[&line("a1", 1, "break")[..], &line("a2", 2, "")].concat());
+    let command = Sample::Python.handler(dir, UNTIL_FIXED);
+    consume(dir, &command, &STRICT).code(0);
+    for of in [&["a1"][..], &["--aggregate", "order-1"]] {
+        let told = explain(dir, &[of, &["--html", "page.html"]].concat()).code(0).out;
+        assert!(told.contains("page.html is written"), "{told}");
+        let page = std::fs::read_to_string(dir.join("page.html")).unwrap();
+        for part in ["<script", "http://", "https://", "src=", "href=", "url(", "@import", "s3cret"] {
+            assert!(!page.contains(part), "{part}: {page}");
+        }
+        for part in [
+            "<!doctype html>",
+            "prefers-color-scheme: dark",
+            "default-src 'none'",
+            "no such order",
+            "dead after 1 attempt",
+        ] {
+            assert!(page.contains(part), "{part}: {page}");
+        }
+        std::fs::remove_file(dir.join("page.html")).unwrap();
+    }
+    explain(dir, &["nope", "--html", "page.html"]).code(4);
+    assert!(!dir.join("page.html").exists());
+}
+
+/// Ids, aggregates and reasons from outside change nothing but themselves, in any format.
+#[test]
+fn hostile_names_stay_text_in_every_format() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let hostile = [
+        "<img src=x onerror=alert(1)></title><script>alert(2)</script>&\"'|`*_[x](https://evil.example)"
+            .to_owned(),
+        "\u{202e}exe.txt\u{2066}\u{200b}\u{2028}".to_owned(),
+        "\u{1b}[2J\u{1b}]0;x\u{7}\r\n\u{9b}31m|".to_owned(),
+        "漢".repeat(255),
+    ];
+    let lines: Vec<_> = hostile
+        .iter()
+        .map(|id| json!({"event_id": id, "aggregate_id": id, "seq": 1, "do": "echo"}).to_string() + "\n")
+        .collect();
+    produce(dir, &lines.concat());
+    let command = Sample::Python.handler(dir, UNTIL_FIXED);
+    assert_eq!(count(&consume(dir, &command, &STRICT).code(0), "dead"), 4);
+    let is_unsafe = |c: char| (c.is_control() && c != '\n') || "\u{202e}\u{2066}\u{200b}\u{2028}".contains(c);
+    for id in &hostile {
+        for of in [&[id.as_str()][..], &["--aggregate", id]] {
+            let show = |format: &[&str]| explain(dir, &[of, format].concat()).code(0).out;
+            let json: Value = serde_json::from_str(show(&["--json"]).trim()).unwrap();
+            let dead = step(&json, "dead after 1 attempt");
+            assert_eq!((&dead["event"], &dead["facts"]["reason"]), (&json!(id), &json!(id)));
+            assert_eq!(json["of"].as_object().unwrap().values().next().unwrap(), id);
+
+            let text = show(&[]);
+            let md = show(&["--md"]);
+            show(&["--html", "page.html"]);
+            let page = std::fs::read_to_string(dir.join("page.html")).unwrap();
+            for shown in [&text, &md, &page] {
+                assert!(!shown.contains(is_unsafe), "{shown:?}");
+                assert!(shown.contains("dead after 1 attempt"), "{shown}");
+            }
+            // As many cells in each row as there are columns, and no markup of its own.
+            for row in md.lines().filter(|line| line.starts_with('|')) {
+                assert_eq!(row.replace("\\|", "").matches('|').count(), 5, "{row}");
+            }
+            let rest = md.replace("\\\\", "").replace("\\<", "").replace("\\[", "").replace("\\`", "");
+            assert!(!rest.contains('<') && !rest.contains('[') && !rest.contains('`'), "{md}");
+            for part in ["<script", "<img", "onerror=alert(1)>", "href="] {
+                assert!(!page.contains(part), "{part}: {page}");
+            }
+            assert_eq!(page.matches("</title>").count(), 1, "{page}");
+        }
+    }
+    let told = explain(dir, &["\u{1b}[2J\u{202e}nobody"]).code(4).err;
+    assert!(!told.contains(is_unsafe) && told.contains("\\u{1b}[2J"), "{told:?}");
+}

@@ -1,0 +1,131 @@
+//! `hapax project`: a cache that follows records, is rebuilt and compared; and what is told when it cannot.
+#![cfg(feature = "redis")]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::common::serve::{Server, request};
+use crate::common::{Ran, hapax, run};
+
+/// A database of the server that no other test uses.
+const DATABASE: u8 = 9;
+
+fn server() -> String {
+    std::env::var("HAPAX_TEST_VALKEY_URL").expect(
+        "HAPAX_TEST_VALKEY_URL is not set: run `scripts/services up` and `eval \"$(scripts/services env)\"`",
+    )
+}
+
+fn cache() -> String {
+    format!("cache:{}/{DATABASE}", server())
+}
+
+/// Commands of the test's own, one on each line. The first line of each answer.
+fn valkey(commands: &[&str]) -> Vec<String> {
+    let mut stream = std::net::TcpStream::connect(server().strip_prefix("redis://").unwrap()).unwrap();
+    let mut answers = BufReader::new(stream.try_clone().unwrap());
+    let select = format!("SELECT {DATABASE}");
+    let mut told = Vec::new();
+    for command in std::iter::once(select.as_str()).chain(commands.iter().copied()) {
+        write!(stream, "{command}\r\n").unwrap();
+        let mut line = String::new();
+        answers.read_line(&mut line).unwrap();
+        assert!(!line.starts_with('-'), "{command}: {line}");
+        told.push(line.trim().to_owned());
+    }
+    told
+}
+
+fn project(dir: &Path, command: &str, more: &[&str]) -> Ran {
+    run(dir, &[&["project", command, "--data", "d"], more].concat())
+}
+
+fn write(server: &Server, method: &str, path: &str, key: &str, body: &Value) -> Value {
+    let headers = [("content-type", "application/json"), ("idempotency-key", key)];
+    let path = format!("/v1/modules/orders/records{path}");
+    let answer = request(&server.address, method, &path, &headers, body.to_string().as_bytes());
+    assert!((200..300).contains(&answer.status), "{answer:?}");
+    if answer.body.is_empty() { Value::Null } else { answer.json() }
+}
+
+/// From a POST to the cache, and back from what somebody broke there.
+#[test]
+fn a_cache_follows_records_and_can_be_compared_and_rebuilt() {
+    valkey(&["FLUSHDB"]);
+    let dir = tempfile::tempdir().unwrap();
+    let (dir, to) = (dir.path(), cache());
+    run(dir, &["modules", "create", "orders", "--data", "d"]).code(0);
+    let served = Server::start(dir, &["--data", "d"]);
+    let mut ids = Vec::new();
+    for n in 0..3 {
+        let created = write(&served, "POST", "", &format!("k{n}"), &json!({"payload": {"n": n}}));
+        ids.push(created["id"].as_str().unwrap().to_owned());
+    }
+    let update = json!({"expected_seq": 1, "payload": {"n": "new"}});
+    write(&served, "PUT", &format!("/{}", ids[1]), "k-put", &update);
+    // What the read model shows is on the topic.
+    for (id, seq) in ids.iter().zip([1, 2, 1]) {
+        let token = format!("orders/{id}@{seq}");
+        let query =
+            ["query", "records", "--module", "orders", "--data", "d", "--wait", "60s", "--after", &token];
+        run(dir, &query).code(0);
+    }
+    drop(served); // its pulses would keep the topic from ever being idle
+    let told = project(dir, "run", &["--to", &to, "--until-idle", "1"]).code(0).err;
+    assert!(told.contains("done"), "{told}");
+    let again = project(dir, "run", &["--to", &to, "--until-idle", "1", "--json"]).code(0).json();
+    assert!(again["deliveries"]["done"].is_null(), "nothing is left to do: {again}");
+    let verified = project(dir, "verify", &["--to", &to, "--json"]).code(0).json();
+    assert_eq!((&verified["records"], &verified["differences"]), (&json!(3), &json!(0)), "{verified}");
+    let status = project(dir, "status", &["--to", &to, "--json"]).code(0).json();
+    assert_eq!(status["behind"], 0, "{status}");
+    assert!(status["scope"].as_str().unwrap().starts_with("projection_worker:cache:"), "{status}");
+
+    // Somebody removes one record from the cache, and makes another one up.
+    let of = |id: &str, what: &str| {
+        format!("hapax:cache:{{00000000-0000-0000-0000-000000000000:orders:{id}}}:{what}")
+    };
+    let forged = of("00000000-0000-0000-0000-00000000000f", "version");
+    valkey(&[
+        &format!("DEL {} {}", of(&ids[0], "version"), of(&ids[0], "value")),
+        &format!("SET {forged} {:020}D", (1_u64 << 48) + 1),
+    ]);
+    let differs = project(dir, "verify", &["--to", &to, "--wait", "100ms"]).code(1).out;
+    assert!(differs.contains(&format!("{}: missing", ids[0])), "{differs}");
+    assert!(differs.contains("never written") && differs.contains("2 differ"), "{differs}");
+    let rebuilt = project(dir, "rebuild", &["--to", &to]).code(0).out;
+    assert!(rebuilt.contains("4 changes of 3 records applied, 0 rejected"), "{rebuilt}");
+    valkey(&[&format!("DEL {forged}")]);
+    project(dir, "verify", &["--to", &to]).code(0);
+    valkey(&["FLUSHDB"]);
+}
+
+/// A sentence that says what is wrong and what to write, and nothing is made.
+#[test]
+fn what_cannot_be_projected_to_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    for (to, code, told) in [
+        ("mysql://db", 2, "cache:redis://HOST:PORT or opensearch:http://HOST:PORT/ALIAS"),
+        ("opensearch:http://localhost:9200", 2, "http://HOST:PORT/ALIAS"),
+        ("cache:redis://127.0.0.1:1", 3, "127.0.0.1:1"),
+        ("opensearch:http://me:secret@127.0.0.1:1/records", 3, "127.0.0.1:1"),
+    ] {
+        let ran = project(dir, "run", &["--to", to]).code(code);
+        assert!(ran.err.contains(told) && !ran.err.contains("secret"), "{to}: {}", ran.err);
+    }
+    let missing = project(dir, "verify", &[]).code(3).err;
+    assert!(missing.contains("no journal"), "{missing}");
+    let unnamed = project(dir, "run", &[]).code(2).err;
+    assert!(unnamed.contains("--to is missing"), "{unnamed}");
+    assert!(!dir.join("d").exists(), "nothing was made");
+    let shown: Ran = hapax(dir, &["config", "show"])
+        .env("HAPAX_PROJECTION_URL", "cache:redis://me:secret@h")
+        .output()
+        .unwrap()
+        .into();
+    assert!(!shown.code(0).out.contains("secret"));
+}

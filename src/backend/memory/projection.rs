@@ -1,0 +1,101 @@
+//! A projection in the memory of this process, for tests.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+
+use crate::error::Result;
+use crate::ledger::Finding;
+use crate::projection::{Applied, Change, Content, Document, Name, Projection, Rebuilding, Scanned};
+
+/// How many records a page of a scan has.
+const PAGE: usize = 100;
+
+type Documents = BTreeMap<Name, Document>;
+
+/// A projection in memory. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct MemoryProjection(Arc<Mutex<Documents>>);
+
+impl MemoryProjection {
+    fn all(&self) -> MutexGuard<'_, Documents> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn apply(documents: &mut Documents, change: &Change) -> Applied {
+    let newer = Document::new(change.version, Content::of(change));
+    match documents.get_mut(&Name::of(change)) {
+        Some(document) if document.version >= newer.version => Applied::Stale,
+        Some(document) => {
+            *document = newer;
+            Applied::Newer
+        }
+        None => {
+            documents.insert(Name::of(change), newer);
+            Applied::Newer
+        }
+    }
+}
+
+#[async_trait]
+impl Projection for MemoryProjection {
+    async fn apply(&self, changes: &[Change]) -> Result<Vec<Applied>> {
+        let mut documents = self.all();
+        Ok(changes.iter().map(|change| apply(&mut documents, change)).collect())
+    }
+
+    async fn documents(&self, names: &[Name]) -> Result<Vec<Option<Document>>> {
+        let documents = self.all();
+        Ok(names.iter().map(|name| documents.get(name).cloned()).collect())
+    }
+
+    async fn scan(&self, after: Option<&str>) -> Result<Scanned> {
+        let from = match after {
+            Some(text) => Bound::Excluded(text.parse::<Name>()?),
+            None => Bound::Unbounded,
+        };
+        let documents = self.all();
+        let page = documents.range((from, Bound::Unbounded)).take(PAGE);
+        let found: Vec<_> = page.map(|(name, document)| (name.clone(), document.version)).collect();
+        let next = found.last().filter(|_| found.len() == PAGE).map(|(name, _)| name.to_string());
+        Ok(Scanned::new(found, next))
+    }
+
+    async fn begin_rebuild(&self) -> Result<Box<dyn Rebuilding>> {
+        Ok(Box::new(Fresh { of: self.clone(), documents: MemoryProjection::default() }))
+    }
+
+    async fn check(&self) -> Result<Vec<Finding>> {
+        Ok(Vec::new())
+    }
+
+    fn durable(&self) -> bool {
+        false
+    }
+
+    fn about(&self) -> String {
+        "memory".to_owned()
+    }
+}
+
+/// A projection that is being made anew.
+struct Fresh {
+    of: MemoryProjection,
+    documents: MemoryProjection,
+}
+
+#[async_trait]
+impl Rebuilding for Fresh {
+    async fn apply(&self, changes: &[Change]) -> Result<Vec<Applied>> {
+        self.documents.apply(changes).await
+    }
+
+    async fn switch(&self) -> Result<()> {
+        let fresh = std::mem::take(&mut *self.documents.all());
+        *self.of.all() = fresh;
+        Ok(())
+    }
+}

@@ -1,0 +1,169 @@
+//! The parts of a schema: ledger, journal, keys, records and API tokens. Each has its own version, and
+//! is made or brought up to date in the same way, also by many processes at once.
+
+use sqlx::{AssertSqlSafe, Executor as _, PgPool};
+
+use super::PgTx;
+use super::codes::from_row;
+use super::database::{BEGIN, Decoded, begin};
+use super::schema::{LOCK_TIMEOUT, check_name};
+use crate::backend::Migrate;
+use crate::error::{Error, Result};
+
+/// A part, and what messages call it.
+pub(super) struct Part {
+    /// With its article: `the keys`.
+    pub name: &'static str,
+    /// Without one, as in `there are no keys`.
+    pub none: &'static str,
+    /// Whether it is spoken of as they.
+    pub is_plural: bool,
+    /// What makes it or brings it up to date: `run …`.
+    pub remedy: &'static str,
+    /// The table of one row that has the version.
+    pub meta: &'static str,
+    /// The schema version that this build writes.
+    pub version: i32,
+    /// The oldest build, by schema version, that can still use what this build writes.
+    pub accepts: i32,
+    /// The step at index n brings the part to version n + 1. A released step is never changed.
+    pub steps: &'static [&'static [&'static str]],
+    /// Says what an error of the driver means.
+    pub fail: fn(&str, sqlx::Error) -> Error,
+}
+
+from_row! {
+    /// The version that a part stores.
+    struct Found { version: i32, accepts: i32 }
+}
+
+impl Part {
+    /// The whole part as SQL, for a DBA to read and run. `facts` are further columns of its table of one
+    /// row, and their texts.
+    pub fn schema_sql(&self, schema: &str, facts: &[(&str, &str)]) -> Result<String> {
+        check_name(schema)?;
+        Ok(format!("{BEGIN};\n\n{}\nCOMMIT;\n", self.steps_sql(schema, 0, facts)))
+    }
+
+    /// The steps from a version to the current one, for a transaction begun with [`BEGIN`].
+    fn steps_sql(&self, schema: &str, from: usize, facts: &[(&str, &str)]) -> String {
+        let Part { meta, version, accepts, .. } = self;
+        let steps: String = self.steps.iter().skip(from).flat_map(|step| step.iter().copied()).collect();
+        let last = if from == 0 {
+            let own = [("version", version.to_string()), ("accepts", accepts.to_string())];
+            let more = facts.iter().map(|(name, text)| (*name, format!("'{text}'")));
+            let (names, values): (Vec<_>, Vec<_>) = own.into_iter().chain(more).unzip();
+            let (names, values) = (names.join(", "), values.join(", "));
+            format!("\ninsert into {{schema}}.{meta} ({names}) values ({values});\n")
+        } else {
+            format!("\nupdate {{schema}}.{meta} set version = {version}, accepts = {accepts};\n")
+        };
+        (steps + &last)
+            .replace("{schema_literal}", &format!("'{schema}'"))
+            .replace("{schema}", schema)
+            .replace("{lock_timeout}", LOCK_TIMEOUT)
+    }
+
+    /// Creates or updates the part so that this build can use it, or returns why it cannot.
+    pub async fn prepare(
+        &self,
+        pool: &PgPool,
+        schema: &str,
+        migrate: Migrate,
+        facts: &[(&str, &str)],
+    ) -> Result<()> {
+        let what = format!("preparing the schema of {}", self.name);
+        let fail = |error| (self.fail)(&what, error);
+        let mut tx = begin(pool, BEGIN).await.map_err(|e| (self.fail)("connecting to PostgreSQL", e))?;
+        match self.found(&mut tx, schema).await? {
+            Some(found) if found.version >= self.version => return self.must_accept_us(&found, schema),
+            _ if migrate == Migrate::Auto => {}
+            found => return Err(self.must_be_made(found.as_ref(), schema)),
+        }
+        lock(&mut tx, schema).await.map_err(fail)?;
+        let from = match self.found(&mut tx, schema).await? {
+            Some(found) if found.version >= self.version => return self.must_accept_us(&found, schema),
+            Some(found) => {
+                self.must_accept_us(&found, schema)?;
+                usize::try_from(found.version).unwrap_or(0)
+            }
+            None => 0,
+        };
+        let sql = self.steps_sql(schema, from, facts);
+        tx.execute(sqlx::raw_sql(AssertSqlSafe(sql))).await.map_err(fail)?;
+        tx.commit().await.map_err(fail)
+    }
+
+    /// Whether the part is there, in whatever version.
+    pub async fn is_there(&self, tx: &mut PgTx, schema: &str) -> Result<bool> {
+        Ok(self.found(tx, schema).await?.is_some())
+    }
+
+    /// Reads columns of the part's row; `None` if the part is not there.
+    pub async fn read<T: Decoded>(&self, tx: &mut PgTx, schema: &str, columns: &str) -> Result<Option<T>> {
+        let what = format!("reading the schema version of {}", self.name);
+        let sql = format!("select {columns} from {schema}.{}", self.meta);
+        read_meta(tx, schema, self.meta, sql).await.map_err(|e| (self.fail)(&what, e))
+    }
+
+    /// The same, of a part that was just prepared.
+    pub async fn read_prepared<T: Decoded>(&self, pool: &PgPool, schema: &str, columns: &str) -> Result<T> {
+        let mut tx = begin(pool, BEGIN).await.map_err(|e| (self.fail)("connecting to PostgreSQL", e))?;
+        let row = self.read(&mut tx, schema, columns).await?;
+        row.ok_or_else(|| Error::Corrupt(format!("there is no row in {schema}.{}", self.meta)))
+    }
+
+    async fn found(&self, tx: &mut PgTx, schema: &str) -> Result<Option<Found>> {
+        self.read(tx, schema, "version, accepts").await
+    }
+
+    fn must_accept_us(&self, found: &Found, schema: &str) -> Result<()> {
+        if found.accepts <= self.version {
+            return Ok(());
+        }
+        let (have, accept) = if self.is_plural { ("have", "accept") } else { ("has", "accepts") };
+        Err(Error::Schema(format!(
+            "{} in schema {schema} {have} version {} and {accept} builds from version {} on; this build knows version {}: \
+             update it",
+            self.name, found.version, found.accepts, self.version
+        )))
+    }
+
+    fn must_be_made(&self, found: Option<&Found>, schema: &str) -> Error {
+        let (are, have, them) = if self.is_plural { ("are", "have", "them") } else { ("is", "has", "it") };
+        Error::Schema(match found {
+            Some(found) => format!(
+                "{} in schema {schema} {have} version {}, this build needs {}, and migrate is `check`; {}",
+                self.name, found.version, self.version, self.remedy
+            ),
+            None => format!(
+                "there {are} no {} in schema {schema} (or this role may not see {them}), and migrate is `check`; {}",
+                self.none, self.remedy
+            ),
+        })
+    }
+}
+
+/// Other processes that change the schema now wait here, and then find the work done.
+pub(super) async fn lock(tx: &mut PgTx, schema: &str) -> sqlx::Result<()> {
+    let lock = format!("select pg_advisory_xact_lock(hashtext('hapax.migrate.{schema}'))");
+    tx.execute(sqlx::raw_sql(AssertSqlSafe(lock))).await.map(drop)
+}
+
+/// Reads a table of one row; `None` if there is no such table.
+async fn read_meta<T: Decoded>(
+    tx: &mut PgTx,
+    schema: &str,
+    table: &str,
+    sql: String,
+) -> sqlx::Result<Option<T>> {
+    // Not `to_regclass`: it may answer from a cache that is older than the lock we waited for.
+    let there = "select exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace \
+                 where n.nspname = $1 and c.relname = $2)";
+    let there: bool =
+        sqlx::query_scalar(there).persistent(false).bind(schema).bind(table).fetch_one(&mut **tx).await?;
+    if !there {
+        return Ok(None);
+    }
+    sqlx::query_as(AssertSqlSafe(sql)).persistent(false).fetch_optional(&mut **tx).await
+}

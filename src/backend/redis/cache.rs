@@ -1,0 +1,413 @@
+//! A cache of records in Redis or Valkey: each value is set only if it is newer.
+//!
+//! ```text
+//! PREFIX:{TENANT:MODULE:ID}:version   20 digits and P (present) or D (deleted)
+//! PREFIX:{TENANT:MODULE:ID}:value     JSON: version, seq, created_at, updated_at, payload
+//! ```
+//!
+//! One script decides and writes both, so nobody comes in between. The marker outlives the value: as
+//! long as an older event can come, it is there to refuse it.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use redis::Script;
+use redis::aio::ConnectionManager;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use super::connect::{Doing, at, info, manager, send};
+use crate::clock::Time;
+use crate::error::{Error, Result};
+use crate::ledger::{Finding, Level};
+use crate::projection::{
+    Applied, Change, Content, Document, InPlace, Name, Projection, Rebuilding, Scanned, Uuid, Version,
+};
+use crate::records::{Payload, Record};
+use crate::secret::hide_password;
+use crate::words::span;
+
+/// How long the server may take to answer.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// How many bytes go into one script call, and how many records.
+const CALL_BYTES: usize = 4 << 20;
+const CALL_RECORDS: usize = 200;
+/// How many keys the server looks at for a page of a scan.
+const SCAN_COUNT: usize = 1000;
+
+/// Settings of a [`CacheProjection`].
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct CacheSettings {
+    /// What all keys begin with: letters, digits and `:_.-`.
+    pub prefix: String,
+    /// How long a value is kept; `None`: until it is replaced or deleted.
+    pub value_ttl: Option<Duration>,
+    /// How long the version of a record is kept after its last write. At least as long as an event can
+    /// be delivered again (the retention of ledger and topic), and as the value.
+    pub marker_ttl: Duration,
+}
+
+impl Default for CacheSettings {
+    fn default() -> Self {
+        CacheSettings {
+            prefix: "hapax:cache".to_owned(),
+            value_ttl: Some(Duration::from_hours(24)),
+            marker_ttl: Duration::from_hours(14 * 24),
+        }
+    }
+}
+
+impl CacheSettings {
+    /// Checks the settings against the time for which an event can be delivered again.
+    pub fn check(&self, redelivery: Duration) -> Result<()> {
+        let plain = |c: char| c.is_ascii_alphanumeric() || ":_.-".contains(c);
+        if self.prefix.is_empty() || self.prefix.len() > 128 || !self.prefix.chars().all(plain) {
+            return Err(Error::Config(format!(
+                "the cache's prefix is {:?}; it needs 1 to 128 letters, digits or :_.-",
+                self.prefix
+            )));
+        }
+        let least = redelivery.max(self.value_ttl.unwrap_or_default());
+        if self.marker_ttl < least || self.value_ttl.is_some_and(|ttl| ttl < Duration::from_millis(1)) {
+            return Err(Error::Config(format!(
+                "the cache keeps versions for {} and values for {}; versions must be kept for {} at least (as long as an event \
+                 can be delivered again, and as values), and values for 1 ms",
+                span(self.marker_ttl),
+                self.value_ttl.map_or_else(|| "ever".to_owned(), span),
+                span(least)
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// A cache of records in Redis or Valkey. Clones share the connection.
+#[derive(Clone)]
+pub struct CacheProjection {
+    connection: ConnectionManager,
+    server: String,
+    settings: CacheSettings,
+    script: Arc<Script>,
+}
+
+impl fmt::Debug for CacheProjection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The connection holds the password.
+        f.debug_struct("CacheProjection").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+/// A value, as clients in any language read it.
+#[derive(Serialize, Deserialize)]
+struct Value<'v> {
+    version: u64,
+    seq: u64,
+    created_at: String,
+    updated_at: String,
+    #[serde(borrow)]
+    payload: &'v RawValue,
+}
+
+impl CacheProjection {
+    /// A cache on a server. `redelivery` is the time for which an event can be delivered again. Refuses
+    /// settings and a server that would forget versions before that.
+    pub async fn connect(url: &str, settings: CacheSettings, redelivery: Duration) -> Result<Self> {
+        settings.check(redelivery)?;
+        let cache = CacheProjection {
+            connection: manager(url, TIMEOUT)?,
+            server: hide_password(url),
+            settings,
+            script: Arc::new(Script::new(include_str!("lua/project.lua"))),
+        };
+        let findings = cache.check().await.map_err(|error| at(url, error))?;
+        match findings.into_iter().find(|finding| finding.level == Level::Refusal) {
+            Some(refusal) => Err(Error::Unsupported(refusal.message)),
+            None => Ok(cache),
+        }
+    }
+
+    /// Puts a record into the cache that a reader has read from its store after a miss. The same step
+    /// decides: a value that is older than what the cache knows is left out. Returns whether the cache
+    /// has this version now.
+    pub async fn fill(&self, tenant: Uuid, record: &Record, generation: u16) -> Result<bool> {
+        let name = Name { tenant, module: record.module.clone(), id: record.id };
+        let content = Content::Present {
+            payload: record.payload.clone(),
+            created_at: record.created_at,
+            updated_at: record.updated_at,
+        };
+        let version = Version::new(generation, record.seq)?;
+        let applied = self.set(&[(name, version, content)], true).await?;
+        Ok(applied == [Applied::Newer])
+    }
+
+    /// What the cache has of a record. [`Content::Expired`] and `None` are misses: read the record from
+    /// its store, and [fill](CacheProjection::fill).
+    pub async fn get(&self, name: &Name) -> Result<Option<Document>> {
+        Ok(self.documents(std::slice::from_ref(name)).await?.pop().flatten())
+    }
+
+    fn marker(&self, name: &Name) -> String {
+        format!("{}:{{{name}}}:version", self.settings.prefix)
+    }
+
+    fn value(&self, name: &Name) -> String {
+        format!("{}:{{{name}}}:value", self.settings.prefix)
+    }
+
+    async fn set(&self, writes: &[(Name, Version, Content)], fill: bool) -> Result<Vec<Applied>> {
+        let mut answers = Vec::with_capacity(writes.len());
+        let mut rest = writes;
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fits = |(_, _, content): &&(Name, Version, Content)| {
+                bytes += size(content);
+                bytes <= CALL_BYTES
+            };
+            let count = rest.iter().take(CALL_RECORDS).take_while(fits).count().max(1);
+            let (call, after) = rest.split_at(count);
+            answers.extend(self.call(call, fill).await?);
+            rest = after;
+        }
+        Ok(answers)
+    }
+
+    /// One call of the script.
+    async fn call(&self, writes: &[(Name, Version, Content)], fill: bool) -> Result<Vec<Applied>> {
+        let mut call = self.script.prepare_invoke();
+        call.arg(u8::from(fill));
+        let ms = |time: Option<Duration>| time.map_or(0, |time| time.as_millis() as u64);
+        for (name, version, content) in writes {
+            call.key(self.marker(name)).key(self.value(name));
+            let (kind, value) = match content {
+                Content::Present { payload, created_at, updated_at } => {
+                    ("P", self::value(*version, payload, *created_at, *updated_at)?)
+                }
+                _ => ("D", String::new()),
+            };
+            let marker = Some(self.settings.marker_ttl);
+            // The marker of a value that stays for ever does so too.
+            let marker = if kind == "P" { self.settings.value_ttl.and(marker) } else { marker };
+            call.arg(format!("{:020}", version.as_u64())).arg(kind);
+            call.arg(ms(marker)).arg(ms(self.settings.value_ttl)).arg(value);
+        }
+        let told: Vec<String> = send(&self.connection, &call).await.doing("writing to the cache")?;
+        if told.len() != writes.len() {
+            return Err(Error::Corrupt(format!("{} writes had {} answers", writes.len(), told.len())));
+        }
+        let applied = |told: String| match told.as_str() {
+            "newer" => Applied::Newer,
+            "stale" => Applied::Stale,
+            _ => Applied::Failed { reason: format!("the cache has something else under its key: {told}") },
+        };
+        Ok(told.into_iter().map(applied).collect())
+    }
+
+    async fn get_many(&self, keys: &[String]) -> Result<Vec<Option<String>>> {
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let found: Vec<Option<String>> = redis::cmd("MGET")
+            .arg(keys)
+            .query_async(&mut self.connection.clone())
+            .await
+            .doing("reading from the cache")?;
+        if found.len() != keys.len() {
+            return Err(Error::Corrupt(format!("{} keys had {} values", keys.len(), found.len())));
+        }
+        Ok(found)
+    }
+}
+
+fn size(content: &Content) -> usize {
+    match content {
+        Content::Present { payload, .. } => payload.as_str().len() + 512,
+        _ => 512,
+    }
+}
+
+fn value(version: Version, payload: &Payload, created_at: Time, updated_at: Time) -> Result<String> {
+    let raw = serde_json::from_str(payload.as_str());
+    let value = Value {
+        version: version.as_u64(),
+        seq: version.seq(),
+        created_at: created_at.to_string(),
+        updated_at: updated_at.to_string(),
+        payload: raw.map_err(|error| Error::Corrupt(format!("a payload is no JSON: {error}")))?,
+    };
+    serde_json::to_string(&value).map_err(|error| Error::Corrupt(format!("no JSON: {error}")))
+}
+
+/// Reads a marker.
+fn marked(marker: &str) -> Result<(Version, bool)> {
+    let bad = || Error::Corrupt(format!("{marker:?} is no version of the cache"));
+    let (digits, kind) = marker.split_at_checked(20).ok_or_else(bad)?;
+    let version = Version::from_u64(digits.parse().map_err(|_| bad())?)?;
+    match kind {
+        "P" => Ok((version, true)),
+        "D" => Ok((version, false)),
+        _ => Err(bad()),
+    }
+}
+
+fn document(marker: Option<&str>, value: Option<&str>) -> Result<Option<Document>> {
+    let Some(marker) = marker else { return Ok(None) };
+    let (version, present) = marked(marker)?;
+    let content = match value.filter(|_| present) {
+        _ if !present => Content::Deleted,
+        None => Content::Expired,
+        Some(text) => {
+            let value: Value<'_> = serde_json::from_str(text)
+                .map_err(|error| Error::Corrupt(format!("a value of the cache cannot be read: {error}")))?;
+            if value.version != version.as_u64() {
+                return Err(Error::Corrupt(format!(
+                    "the cache has version {} of a record and the value of {}",
+                    version.as_u64(),
+                    value.version
+                )));
+            }
+            Content::Present {
+                payload: Payload::stored(value.payload.get())?,
+                created_at: Time::parse(&value.created_at)?,
+                updated_at: Time::parse(&value.updated_at)?,
+            }
+        }
+    };
+    Ok(Some(Document::new(version, content)))
+}
+
+#[async_trait]
+impl Projection for CacheProjection {
+    async fn apply(&self, changes: &[Change]) -> Result<Vec<Applied>> {
+        let writes: Vec<_> =
+            changes.iter().map(|one| (Name::of(one), one.version, Content::of(one))).collect();
+        self.set(&writes, false).await
+    }
+
+    async fn documents(&self, names: &[Name]) -> Result<Vec<Option<Document>>> {
+        // In one command, so that a marker and its value belong together.
+        let keys: Vec<String> = names.iter().flat_map(|name| [self.marker(name), self.value(name)]).collect();
+        let found = self.get_many(&keys).await?;
+        found.chunks(2).map(|pair| document(pair[0].as_deref(), pair[1].as_deref())).collect()
+    }
+
+    async fn scan(&self, after: Option<&str>) -> Result<Scanned> {
+        let (before, behind) = (format!("{}:{{", self.settings.prefix), "}:version");
+        let (next, keys): (String, Vec<String>) = redis::cmd("SCAN")
+            .arg(after.unwrap_or("0"))
+            .arg("MATCH")
+            .arg(format!("{before}*{behind}"))
+            .arg("COUNT")
+            .arg(SCAN_COUNT)
+            .query_async(&mut self.connection.clone())
+            .await
+            .doing("scanning the cache")?;
+        let name_of = |key: &String| key.strip_prefix(&before)?.strip_suffix(behind)?.parse::<Name>().ok();
+        let names: Vec<Name> = keys.iter().filter_map(name_of).collect();
+        let keys: Vec<String> = names.iter().map(|name| self.marker(name)).collect();
+        let mut found = Vec::with_capacity(names.len());
+        for (name, marker) in names.into_iter().zip(self.get_many(&keys).await?) {
+            if let Some(marker) = marker {
+                found.push((name, marked(&marker)?.0));
+            }
+        }
+        Ok(Scanned::new(found, Some(next).filter(|next| next != "0")))
+    }
+
+    async fn begin_rebuild(&self) -> Result<Box<dyn Rebuilding>> {
+        Ok(Box::new(InPlace(self.clone())))
+    }
+
+    async fn check(&self) -> Result<Vec<Finding>> {
+        Ok(judge(&info(&self.connection).await?))
+    }
+
+    fn durable(&self) -> bool {
+        true
+    }
+
+    fn about(&self) -> String {
+        format!("the cache at {}", self.server)
+    }
+}
+
+/// Judges what the server reports about itself, as far as it matters to a cache.
+fn judge(info: &HashMap<String, String>) -> Vec<Finding> {
+    let of = |name: &str| info.get(name).map_or("unknown", String::as_str);
+    let mut findings = Vec::new();
+    let mut tell = |level, check, message: String| findings.push(Finding { level, check, message });
+    match of("maxmemory_policy") {
+        "noeviction" => tell(Level::Fine, "cache.maxmemory_policy", "maxmemory-policy is noeviction".into()),
+        "unknown" => tell(
+            Level::Warning,
+            "cache.maxmemory_policy",
+            "maxmemory-policy cannot be read: unless it is noeviction, an old value can come back when memory is full".into(),
+        ),
+        policy => tell(
+            Level::Refusal,
+            "cache.maxmemory_policy",
+            format!(
+                "maxmemory-policy is {policy}: when its memory is full the server would forget versions before their time, and an \
+                 old event could bring an old value back; set noeviction, and bound the memory by the life of values"
+            ),
+        ),
+    }
+    if of("cluster_enabled") == "1" {
+        let message = "the server is part of a Redis Cluster; a cache needs a single server";
+        tell(Level::Refusal, "cache.cluster", message.into());
+    }
+    if of("role") == "slave" {
+        tell(Level::Refusal, "cache.role", "the server is a replica; a cache needs the primary".into());
+    }
+    if of("aof_enabled") == "0" {
+        let message = "appendonly is no: after a restart the cache is what its last snapshot was, and its consumer does not repeat \
+                       what was done since; set appendonly yes, or rebuild it then";
+        tell(Level::Warning, "cache.durability", message.into());
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn t320_eviction_of_versions_is_refused() {
+        let judged = |changes: &[(&str, &str)]| {
+            let fine = [("maxmemory_policy", "noeviction"), ("cluster_enabled", "0"), ("aof_enabled", "1")];
+            let pairs = fine.iter().chain(changes);
+            let info = pairs.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+            let worse = judge(&info).into_iter().filter(|finding| finding.level > Level::Fine);
+            worse.map(|finding| (finding.check, finding.level)).collect::<Vec<_>>()
+        };
+        assert_eq!(judged(&[]), []);
+        for policy in ["allkeys-lru", "allkeys-random", "volatile-lru", "volatile-ttl"] {
+            let found = judged(&[("maxmemory_policy", policy)]);
+            assert_eq!(found, [("cache.maxmemory_policy", Level::Refusal)], "{policy}");
+        }
+        assert_eq!(judged(&[("cluster_enabled", "1")]), [("cache.cluster", Level::Refusal)]);
+        assert_eq!(judged(&[("role", "slave")]), [("cache.role", Level::Refusal)]);
+        assert_eq!(judged(&[("aof_enabled", "0")]), [("cache.durability", Level::Warning)]);
+    }
+
+    #[test]
+    fn versions_are_kept_as_long_as_events_come_and_values_are_kept() {
+        let hour = Duration::from_hours(1);
+        let with =
+            |value_ttl, marker_ttl| CacheSettings { value_ttl, marker_ttl, ..CacheSettings::default() };
+        assert!(with(Some(hour), 2 * hour).check(2 * hour).is_ok());
+        assert!(with(None, 2 * hour).check(2 * hour).is_ok());
+        for (value_ttl, marker_ttl, redelivery) in
+            [(Some(hour), hour, 2 * hour), (Some(3 * hour), 2 * hour, hour)]
+        {
+            let told = with(value_ttl, marker_ttl).check(redelivery).unwrap_err().to_string();
+            assert!(told.contains("versions must be kept"), "{told}");
+        }
+        let odd = CacheSettings { prefix: "a*".to_owned(), ..CacheSettings::default() };
+        assert!(odd.check(hour).unwrap_err().to_string().contains("a*"));
+    }
+}

@@ -1,0 +1,246 @@
+//! Projections: the current version of every record in a search engine or a cache, kept by a consumer.
+//!
+//! ```text
+//! record ─▶ event ─▶ journal ─▶ relay ─▶ topic ─▶ consumer (leased, order latest) ─▶ Projector ─▶ Projection
+//!           seq                                   claim, retry, dead letters          by version
+//! ```
+//!
+//! A consumer delivers at least once, so the same change arrives twice, late, or after a newer one.
+//! Every change has a [`Version`], and a projection keeps the highest of each record, deletions
+//! included: whatever the deliveries, it ends as if each event had come once and in order.
+//!
+//! A [`Projector`] is the handler that applies a batch and tells the outcome of each event.
+//! [`rebuild()`] makes a projection anew from the journal and its archive; [`verify()`] compares them.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use hapax::Consumer;
+//! use hapax::backend::memory::MemoryLedger;
+//! use hapax::projection::{MemoryProjection, Projector, settings};
+//! # use hapax::bus::{Bus, TopicSettings, memory::MemoryBus};
+//! # use hapax::{Scope, Topic};
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> hapax::Result<()> {
+//! # let (bus, topic) = (Arc::new(MemoryBus::default()), Topic::new("events")?);
+//! # bus.create_topic(&topic, TopicSettings::new(1)).await?;
+//! let projection = Arc::new(MemoryProjection::default());
+//! let settings = settings(Scope::new("search")?, topic);
+//! let consumer = Consumer::builder(bus, MemoryLedger::default()).settings(settings).build()?;
+//! # consumer.handle().stop();
+//! consumer.leased_batch(Projector::new(projection, 1)?).await?;
+//! # Ok(()) }
+//! ```
+//!
+//! This room uses read models' changes, records, journals and consumers. It knows no database;
+//! projections are in [`backend`](crate::backend).
+
+mod event;
+mod history;
+mod projector;
+mod rebuild;
+mod verify;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+pub use crate::analytics::{Change, Uuid, Version};
+pub use crate::backend::memory::projection::MemoryProjection;
+pub use crate::records::Name;
+pub use event::change_of;
+pub use history::History;
+pub(crate) use projector::project;
+pub use projector::{Projector, settings};
+pub use rebuild::{Rebuilt, rebuild};
+pub use verify::{Difference, Verified, verify};
+
+use crate::clock::Time;
+use crate::error::Result;
+use crate::ledger::Finding;
+use crate::records::Payload;
+
+/// What a projection has of a record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Document {
+    /// The highest version that was applied.
+    pub version: Version,
+    /// What the record is under it.
+    pub content: Content,
+}
+
+impl Document {
+    /// A document.
+    pub fn new(version: Version, content: Content) -> Self {
+        Document { version, content }
+    }
+}
+
+/// The content of a document.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Content {
+    /// The record.
+    Present {
+        /// Its payload.
+        payload: Payload,
+        /// When it was created.
+        created_at: Time,
+        /// When this version was written.
+        updated_at: Time,
+    },
+    /// The record is deleted.
+    Deleted,
+    /// Only the version is left: a cache has let the content go.
+    Expired,
+}
+
+impl Content {
+    /// What a change makes of a record.
+    pub fn of(change: &Change) -> Self {
+        match &change.payload {
+            Some(payload) => Content::Present {
+                payload: payload.clone(),
+                created_at: change.created_at,
+                updated_at: change.updated_at,
+            },
+            None => Content::Deleted,
+        }
+    }
+}
+
+/// What became of one change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Applied {
+    /// It is the record's highest version now.
+    Newer,
+    /// That version or a higher one was there already. Nothing was changed.
+    Stale,
+    /// The projection could not take it now, whatever the change is.
+    Busy {
+        /// Why.
+        reason: String,
+    },
+    /// It failed, and may succeed next time.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+    /// The projection will never take it.
+    Rejected {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A part of what a projection has: records with their versions, in no order.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Scanned {
+    /// The records. One may be on two pages.
+    pub found: Vec<(Name, Version)>,
+    /// Where the next page begins; `None`: this is the last.
+    pub next: Option<String>,
+}
+
+impl Scanned {
+    /// A page.
+    pub fn new(found: Vec<(Name, Version)>, next: Option<String>) -> Self {
+        Scanned { found, next }
+    }
+}
+
+/// Keeps the current version of every record for readers.
+///
+/// # Contract
+///
+/// Conformance cases (module `testing`, feature `testing`) are named after these clauses.
+///
+/// 1. Of all changes of a record the one with the highest version counts, whatever order they are
+///    applied in, however often and by however many at once. An equal or lower version changes
+///    nothing.
+/// 2. A deletion is a version too. A deleted record shows no content, and its version stays, so that
+///    an older change that arrives later does not bring it back.
+/// 3. Each change has its own outcome, in order. One that cannot be applied does not affect its
+///    neighbours. An error instead of outcomes leaves open what was applied, and the call may be
+///    repeated.
+/// 4. Records of two tenants, two modules or two ids never meet.
+/// 5. A payload comes back as the same JSON value, its numbers digit for digit; versions come back
+///    exactly, also above 2⁵³.
+/// 6. What was applied is there when the projection is opened again, and survives a restart of its
+///    server where it is [durable](Projection::durable).
+/// 7. A [scan](Projection::scan) shows every record that was there all the time, deleted ones too.
+/// 8. A [rebuild](Projection::begin_rebuild) shows nothing before its [switch](Rebuilding::switch), if
+///    it has a place of its own; afterwards the projection is what was applied to the rebuild.
+#[async_trait]
+pub trait Projection: Send + Sync + 'static {
+    /// Applies changes, and tells the outcome of each, in order.
+    async fn apply(&self, changes: &[Change]) -> Result<Vec<Applied>>;
+
+    /// What it has of records, in order; `None`: nothing.
+    async fn documents(&self, names: &[Name]) -> Result<Vec<Option<Document>>>;
+
+    /// A page of all it has; `after` is `next` of the page before.
+    async fn scan(&self, after: Option<&str>) -> Result<Scanned>;
+
+    /// Begins to make it anew. What was begun before and not switched to is removed.
+    async fn begin_rebuild(&self) -> Result<Box<dyn Rebuilding>>;
+
+    /// Checks what the contract depends on, as far as the server tells.
+    async fn check(&self) -> Result<Vec<Finding>>;
+
+    /// Whether what was applied survives a restart of its server.
+    fn durable(&self) -> bool;
+
+    /// What it is, for people, without secrets.
+    fn about(&self) -> String;
+}
+
+/// A projection that is being made anew.
+#[async_trait]
+pub trait Rebuilding: Send + Sync {
+    /// Applies changes, as [`Projection::apply`] does.
+    async fn apply(&self, changes: &[Change]) -> Result<Vec<Applied>>;
+
+    /// Makes it the projection that is read and written, in one step.
+    async fn switch(&self) -> Result<()>;
+}
+
+/// A rebuild without a place of its own: versions decide, so changes are applied where they belong.
+#[cfg_attr(not(any(feature = "redis", feature = "testing")), allow(dead_code))] // for those that have none
+pub(crate) struct InPlace<P>(pub(crate) P);
+
+#[async_trait]
+impl<P: Projection> Rebuilding for InPlace<P> {
+    async fn apply(&self, changes: &[Change]) -> Result<Vec<Applied>> {
+        self.0.apply(changes).await
+    }
+    async fn switch(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl<P: Projection + ?Sized> Projection for Arc<P> {
+    async fn apply(&self, changes: &[Change]) -> Result<Vec<Applied>> {
+        (**self).apply(changes).await
+    }
+    async fn documents(&self, names: &[Name]) -> Result<Vec<Option<Document>>> {
+        (**self).documents(names).await
+    }
+    async fn scan(&self, after: Option<&str>) -> Result<Scanned> {
+        (**self).scan(after).await
+    }
+    async fn begin_rebuild(&self) -> Result<Box<dyn Rebuilding>> {
+        (**self).begin_rebuild().await
+    }
+    async fn check(&self) -> Result<Vec<Finding>> {
+        (**self).check().await
+    }
+    fn durable(&self) -> bool {
+        (**self).durable()
+    }
+    fn about(&self) -> String {
+        (**self).about()
+    }
+}

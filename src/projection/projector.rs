@@ -1,0 +1,100 @@
+//! The handler that applies the events of records to a projection.
+
+use std::time::Duration;
+
+use super::{Applied, Projection, change_of};
+use crate::consumer::{
+    BatchHandled, ConsumerSettings, Failed, Handled, LeasedBatchHandler, LeasedEvent, Wants,
+};
+use crate::error::{Error, Result};
+use crate::id::{Scope, Topic};
+use crate::ledger::{OnDead, OrderPolicy};
+use crate::records::KIND_PREFIX;
+
+/// How long to wait before asking again a projection that could not take a change.
+const BUSY_PAUSE: Duration = Duration::from_secs(1);
+
+/// Settings of a consumer for a projection: the events of records, in the order `latest`. A dead event
+/// does not stop its successors, since each carries the whole record.
+pub fn settings(scope: Scope, topic: Topic) -> ConsumerSettings {
+    let mut settings = ConsumerSettings::new(scope, vec![topic]);
+    project(&mut settings);
+    settings
+}
+
+/// Makes settings fit for a projection.
+pub(crate) fn project(settings: &mut ConsumerSettings) {
+    settings.order = Some((OrderPolicy::Latest, OnDead::Skip));
+    settings.wants = Wants::Matching(std::sync::Arc::new(|event| {
+        event.kind.as_ref().is_some_and(|kind| kind.as_str().starts_with(KIND_PREFIX))
+    }));
+}
+
+/// Applies the events of records to a projection: the handler for
+/// [`Consumer::leased_batch`](crate::Consumer::leased_batch), with [`settings`].
+///
+/// | what happens | the event is |
+/// |---|---|
+/// | it is applied, or a newer version is there | done |
+/// | the projection cannot take it now, or does not answer | retried after a pause; no attempt is counted |
+/// | it fails otherwise | retried, and dead when its attempts are used up |
+/// | it is refused for good, or is no readable event of a record | dead |
+#[derive(Debug)]
+pub struct Projector<P> {
+    projection: P,
+    generation: u16,
+}
+
+impl<P: Projection> Projector<P> {
+    /// A projector of records whose source has this generation (at least 1; see
+    /// [`Version`](super::Version)).
+    pub fn new(projection: P, generation: u16) -> Result<Self> {
+        if generation == 0 {
+            return Err(Error::Config("the generation of a projection must be at least 1".into()));
+        }
+        Ok(Projector { projection, generation })
+    }
+}
+
+impl<P: Projection> LeasedBatchHandler for Projector<P> {
+    async fn handle(&self, batch: &[LeasedEvent]) -> BatchHandled {
+        let (mut handled, mut places, mut changes) =
+            (Vec::with_capacity(batch.len()), Vec::new(), Vec::new());
+        for (place, item) in batch.iter().enumerate() {
+            handled.push(match change_of(&item.event, self.generation) {
+                Ok(Some(change)) => {
+                    places.push(place);
+                    changes.push(change);
+                    Ok(())
+                }
+                Ok(None) => Ok(()),
+                Err(error) => Err(Failed::fatal(error.chain())),
+            });
+        }
+        if changes.is_empty() {
+            return Ok(handled);
+        }
+        crate::crash_point!("projection.before-write");
+        // An error is about the projection, not about these events.
+        let applied = self.projection.apply(&changes).await;
+        let applied = applied.map_err(|error| Failed::uncounted(error.chain(), BUSY_PAUSE))?;
+        crate::crash_point!("projection.after-write");
+        if applied.len() != changes.len() {
+            let told = format!("{} changes had {} outcomes", changes.len(), applied.len());
+            return Err(Failed::retryable(told));
+        }
+        for (place, applied) in places.into_iter().zip(applied) {
+            handled[place] = outcome(applied);
+        }
+        Ok(handled)
+    }
+}
+
+fn outcome(applied: Applied) -> Handled {
+    match applied {
+        Applied::Newer | Applied::Stale => Ok(()),
+        Applied::Busy { reason } => Err(Failed::uncounted(reason, BUSY_PAUSE)),
+        Applied::Failed { reason } => Err(Failed::retryable(reason)),
+        Applied::Rejected { reason } => Err(Failed::fatal(reason)),
+    }
+}

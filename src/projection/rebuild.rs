@@ -1,0 +1,109 @@
+//! Makes a projection anew from the history of its records.
+
+use std::time::Duration;
+
+use super::{Applied, Change, History, Name, Projection, Rebuilding};
+use crate::error::{Error, Result};
+
+/// How often a change that the projection cannot take is offered, and the pause in between. Together
+/// five minutes: a search engine may be busy for long.
+const OFFERS: u32 = 300;
+const PAUSE: Duration = Duration::from_secs(1);
+/// How many changes are applied at once.
+const BATCH: usize = 200;
+/// How many rejections are kept as examples.
+const EXAMPLES: usize = 10;
+
+/// What a rebuild did.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Rebuilt {
+    /// How many changes were applied.
+    pub changes: u64,
+    /// How many records they were about.
+    pub records: u64,
+    /// How many changes the projection refused for good.
+    pub rejected: u64,
+    /// The first of them, with the reasons.
+    pub examples: Vec<(Name, String)>,
+}
+
+/// Makes a projection anew from a history that begins at its beginning, while it serves: fills a place
+/// of its own, switches to it in one step, and reads on until everything that was appended before the
+/// switch is there too.
+///
+/// Consumers may go on meanwhile, under their own scope: versions decide, so it does not matter who
+/// writes first. They need not be told. If the history has a gap nothing is switched.
+pub async fn rebuild(projection: &dyn Projection, history: &mut History<'_>) -> Result<Rebuilt> {
+    let mut rebuilt = Rebuilt::default();
+    let fresh = projection.begin_rebuild().await?;
+    while let Some(changes) = history.next().await? {
+        fill(&Place::Fresh(&*fresh), &changes, &mut rebuilt).await?;
+    }
+    crate::crash_point!("projection.before-switch");
+    fresh.switch().await?;
+    crate::crash_point!("projection.after-switch");
+    // A consumer has written what it read meanwhile to the old place.
+    while let Some(changes) = history.next().await? {
+        fill(&Place::Switched(projection), &changes, &mut rebuilt).await?;
+    }
+    rebuilt.records = history.records() as u64;
+    Ok(rebuilt)
+}
+
+/// Where changes go.
+enum Place<'p> {
+    Fresh(&'p dyn Rebuilding),
+    Switched(&'p dyn Projection),
+}
+
+impl Place<'_> {
+    async fn apply(&self, changes: &[Change]) -> Result<Vec<Applied>> {
+        match self {
+            Place::Fresh(fresh) => fresh.apply(changes).await,
+            Place::Switched(projection) => projection.apply(changes).await,
+        }
+    }
+}
+
+async fn fill(place: &Place<'_>, changes: &[Change], rebuilt: &mut Rebuilt) -> Result<()> {
+    for batch in changes.chunks(BATCH) {
+        let mut left = batch.to_vec();
+        let mut offers = 0;
+        while !left.is_empty() {
+            offers += 1;
+            let (mut again, mut told) = (Vec::new(), None);
+            match place.apply(&left).await {
+                Ok(applied) => {
+                    for (change, applied) in left.into_iter().zip(applied) {
+                        match applied {
+                            Applied::Newer | Applied::Stale => rebuilt.changes += 1,
+                            Applied::Rejected { reason } => reject(rebuilt, &change, reason),
+                            Applied::Busy { reason } | Applied::Failed { reason } => {
+                                told = Some(Error::Unavailable { what: reason, source: None });
+                                again.push(change);
+                            }
+                        }
+                    }
+                }
+                Err(error) if error.is_retryable() => (again, told) = (left, Some(error)),
+                Err(error) => return Err(error),
+            }
+            left = again;
+            if let Some(error) = told {
+                if offers >= OFFERS {
+                    return Err(error);
+                }
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn reject(rebuilt: &mut Rebuilt, change: &Change, reason: String) {
+    rebuilt.rejected += 1;
+    if rebuilt.examples.len() < EXAMPLES {
+        rebuilt.examples.push((Name::of(change), reason));
+    }
+}

@@ -1,0 +1,128 @@
+//! Feeds of a read model in ClickHouse that meet: two that share a writer's number, and a table that is made anew
+//! under them.
+
+use hapax::Error;
+use hapax::analytics::{Block, ReadModel, Tally, Uuid};
+use hapax::backend::clickhouse::ClickHouseReadModel;
+use hapax::testing::analytics::{apply, at, change, orders, partition, rejected, topic};
+
+use crate::engine::Database;
+
+/// A block that ends at an offset, with a row and a pulse of its own.
+fn upto(offsets: std::ops::Range<i64>) -> Block {
+    let mut of = Block::new(partition(0), 1, offsets.clone());
+    of.changes = vec![change(u128::try_from(offsets.end).unwrap(), 1, Some("{}"))];
+    of.pulse = Some(at(offsets.end));
+    of
+}
+
+async fn offset(model: &ClickHouseReadModel) -> Option<i64> {
+    model.partitions().await.unwrap().first().and_then(|of| of.offset)
+}
+
+async fn refused(model: &ClickHouseReadModel, of: Block) {
+    let told = model.apply(&[of]).await.unwrap_err();
+    assert!(matches!(told, Error::Schema(_)) && !told.is_retryable(), "{told:?}");
+}
+
+/// What another feed still writes when a partition was taken over, however much, moves nothing back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t44_a_late_state_of_another_feed_moves_nothing_back() {
+    let database = Database::new();
+    let (zombie, owner) = (database.model(), database.model());
+    let place = async |model: &ClickHouseReadModel| {
+        let found = model.partitions().await.unwrap().remove(0);
+        (found.offset, found.pulse)
+    };
+    apply(&zombie, upto(0..10)).await;
+    assert_eq!(place(&owner).await, (Some(10), Some(at(10)))); // it takes over
+    apply(&owner, upto(10..30)).await;
+    apply(&owner, upto(30..40)).await;
+    for n in 1..=5 {
+        apply(&zombie, upto(10..10 + n)).await;
+    }
+    assert_eq!(place(&owner).await, (Some(40), Some(at(40))));
+    // A rejected change that was given up is not brought back by it either.
+    let mut late = upto(15..16);
+    late.rejected = vec![(rejected(None, 0, 12), None)];
+    let mut own = upto(40..41);
+    own.rejected = late.rejected.clone();
+    apply(&owner, own).await;
+    assert!(owner.drop_rejected(&partition(0), 12).await.unwrap());
+    apply(&zombie, late).await;
+    assert!(owner.rejected(9).await.unwrap().is_empty());
+    assert_eq!(owner.last_sync_at(Uuid::nil()).await.unwrap(), Some(at(41)));
+    database.sql("OPTIMIZE TABLE DB.data_records_sync FINAL");
+    assert_eq!(place(&database.model()).await, (Some(41), Some(at(41))), "also after a merge");
+    // The one that takes over next goes on, also backwards: a topic may be made anew.
+    assert_eq!(place(&zombie).await.0, Some(41));
+    apply(&zombie, upto(0..5)).await;
+    assert_eq!(place(&owner).await, (Some(5), Some(at(41))));
+}
+
+/// Two processes ask how far a partition is before either has written. Later one takes it over from the other:
+/// what it writes counts at once, however much the other wrote.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t333_two_feeds_that_asked_at_the_same_time_do_not_share_a_turn() {
+    let database = Database::new();
+    let (killed, heir) = (database.model(), database.model());
+    apply(&database.model(), upto(0..10)).await;
+    assert_eq!((offset(&killed).await, offset(&heir).await), (Some(10), Some(10)));
+    for n in 10..20 {
+        apply(&killed, upto(n..n + 1)).await;
+    }
+    assert_eq!(offset(&heir).await, Some(20)); // it takes over
+    apply(&heir, upto(20..21)).await;
+    assert_eq!(offset(&database.model()).await, Some(21));
+}
+
+/// Somebody drops the table of rows under a running feed. A question makes a new one, and what the feed read for
+/// the old one is not written to it: the feed must begin with it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t332_a_feed_does_not_go_on_in_a_table_that_was_made_anew() {
+    let database = Database::new();
+    let model = database.model();
+    model.expect(&topic(), 1).await.unwrap();
+    apply(&model, upto(0..10)).await;
+    database.sql("DROP TABLE DB.data_records SYNC");
+    let count = async || model.tally(&orders(), &Tally::default()).await.map(|told| told.groups[0].count);
+    assert!(matches!(count().await, Err(Error::Schema(_))));
+    assert_eq!(count().await.unwrap(), 0, "the question has made it anew");
+    for n in 10..13 {
+        refused(&model, upto(n..n + 1)).await;
+        assert_eq!(offset(&model).await, None, "to ask is not to begin");
+    }
+    assert_eq!(model.last_sync_at(Uuid::nil()).await.unwrap(), None);
+    assert_eq!(count().await.unwrap(), 0);
+    model.expect(&topic(), 1).await.unwrap();
+    apply(&model, upto(0..13)).await;
+    assert_eq!((offset(&model).await, count().await.unwrap()), (Some(13), 1));
+    assert_eq!(model.last_sync_at(Uuid::nil()).await.unwrap(), Some(at(13)));
+}
+
+/// Of two feeds one has begun with the new table. The other, which knows only the old one, gives it no place: the
+/// first would take the table for filled.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t332_another_feed_gives_a_new_table_no_place() {
+    let database = Database::new();
+    let (first, other) = (database.model(), database.model());
+    for model in [&first, &other] {
+        model.expect(&topic(), 1).await.unwrap();
+    }
+    apply(&other, upto(0..10)).await;
+    assert_eq!(offset(&first).await, Some(10));
+    database.sql("DROP TABLE DB.data_records SYNC");
+    assert!(matches!(first.last_sync_at(Uuid::nil()).await, Err(Error::Schema(_))));
+    first.expect(&topic(), 1).await.unwrap();
+    refused(&other, upto(10..11)).await;
+    assert_eq!(offset(&other).await, None);
+    refused(&other, upto(10..11)).await;
+    assert_eq!(offset(&first).await, None, "it begins with the records as they are");
+    assert_eq!(first.last_sync_at(Uuid::nil()).await.unwrap(), None);
+    // One that only asked belongs to the table it asked.
+    let asked = database.model();
+    assert_eq!(offset(&asked).await, None);
+    database.sql("DROP TABLE DB.data_records SYNC");
+    assert!(matches!(asked.last_sync_at(Uuid::nil()).await, Err(Error::Schema(_))));
+    refused(&asked, upto(10..11)).await;
+}
