@@ -105,6 +105,8 @@ pub fn transaction(topic: &Topic, payloads: &[&str], commit: bool) {
     let producer: BaseProducer = ClientConfig::new()
         .set("bootstrap.servers", brokers())
         .set("transactional.id", uuid::Uuid::new_v4().to_string())
+        // With more, a new partition that refuses the first batch loses it (T335).
+        .set("max.in.flight.requests.per.connection", "1")
         .create()
         .expect("a producer");
     producer.init_transactions(TIMEOUT).expect("transactions");

@@ -143,6 +143,12 @@ impl Publisher {
     async fn answer(&self, what: &Publishing<'_>, place: usize, delivery: DeliveryFuture) -> Result<Origin> {
         let doing = || format!("publishing to {}", what.topic);
         match delivery.await {
+            // No broker acknowledged these records: librdkafka concluded that they were stored
+            // because a later batch was.
+            Ok(Ok(delivered)) if delivered.offset < 0 => {
+                let what = format!("{}: the acknowledgement names no offset", doing());
+                Err(Error::Unavailable { what, source: None })
+            }
             Ok(Ok(delivered)) => {
                 self.link.answered();
                 Ok(Origin::new(what.topic.clone(), delivered.partition, delivered.offset))
@@ -222,4 +228,58 @@ fn to_kafka<'a>(
         to = to.headers(headers);
     }
     to
+}
+
+#[cfg(test)]
+mod tests {
+    use rdkafka::mocking::MockCluster;
+    use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
+
+    use super::*;
+
+    const TOPIC: &str = "orders";
+
+    /// Publishes four records, one request each, to a broker that refuses the first request.
+    async fn after_a_refusal(in_flight: &str) -> Vec<Result<Origin>> {
+        let cluster = MockCluster::new(1).unwrap();
+        cluster.create_topic(TOPIC, 1, 1).unwrap();
+        // Long enough that all four are on their way before the first answer.
+        cluster.broker_round_trip_time(1, Duration::from_millis(300)).unwrap();
+        let settings = KafkaSettings::new(cluster.bootstrap_servers());
+        let publisher = Publisher::new(&settings).unwrap();
+        let batch_bytes = settings.batch_bytes();
+        let mut config = settings.producer(batch_bytes);
+        config.set("max.in.flight.requests.per.connection", in_flight).set("batch.num.messages", "1");
+        let producer = FutureProducer::from_config_and_context(&config, Context(publisher.link.clone()));
+        publisher.producers.write().unwrap().insert(batch_bytes, producer.unwrap());
+        cluster.request_errors(
+            RDKafkaApiKey::Produce,
+            &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION],
+        );
+        let records = vec![Record { payload: Some("x".into()), ..Record::default() }; 4];
+        let mut answers = Vec::new();
+        let topic = Topic::new(TOPIC).unwrap();
+        publisher
+            .publish(&topic, Some(0), None, &records, &mut |place, answer| answers.push((place, answer)))
+            .await
+            .unwrap();
+        answers.sort_by_key(|(place, _)| *place);
+        answers.into_iter().map(|(_, answer)| answer).collect()
+    }
+
+    #[tokio::test]
+    async fn t335_a_refused_batch_is_stored_before_the_next() {
+        let answers = after_a_refusal("1").await;
+        let offsets: Vec<i64> = answers.into_iter().map(|answer| answer.unwrap().offset).collect();
+        assert_eq!(offsets, [0, 1, 2, 3]);
+    }
+
+    /// With several requests in flight, as librdkafka has them unless told otherwise.
+    #[tokio::test]
+    async fn t335_an_acknowledgement_without_an_offset_is_none() {
+        let mut answers = after_a_refusal("5").await;
+        let first = answers.remove(0).unwrap_err();
+        assert_eq!((first.code(), first.is_retryable()), ("unavailable", true), "{first}");
+        assert_eq!(answers.remove(0).unwrap().offset, 0, "the second took its place");
+    }
 }

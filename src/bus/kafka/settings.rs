@@ -241,6 +241,9 @@ impl KafkaSettings {
             "acks" | "request.required.acks" if value != "all" && value != "-1" => {
                 refused("a record counts as published when all replicas in sync have it (acks=all)")
             }
+            "max.in.flight" | "max.in.flight.requests.per.connection" if value != "1" => {
+                refused("a batch that overtakes a refused one could be acknowledged in its place")
+            }
             "heartbeat.interval.ms" | "group.protocol.type"
                 if self.group_protocol == GroupProtocol::Consumer =>
             {
@@ -282,6 +285,12 @@ impl KafkaSettings {
         config
             .set("enable.idempotence", "true")
             .set("acks", "all")
+            // A partition that does not know this producer yet accepts any sequence number. If it
+            // refuses the first batch (no leader yet) and takes the second, librdkafka concludes
+            // that the first was stored, and reports it as delivered: it is lost. So the second is
+            // sent after the first is acknowledged. A broker handles one request of a connection at
+            // a time anyway.
+            .set("max.in.flight.requests.per.connection", "1")
             .set("message.timeout.ms", millis(self.publish_timeout))
             // As Java producers do, so that all publishers agree on a key's partition.
             .set("partitioner", "murmur2_random")
@@ -378,6 +387,8 @@ const PRODUCERS_OWN: &[&str] = &[
     "message.send.max.retries",
     "sticky.partitioning.linger.ms",
     "enable.gapless.guarantee",
+    "max.in.flight",
+    "max.in.flight.requests.per.connection",
 ];
 
 impl Isolation {
@@ -405,6 +416,8 @@ mod tests {
             ("enable.idempotence", "false"),
             ("acks", "1"),
             ("request.required.acks", "0"),
+            ("max.in.flight", "5"),
+            ("max.in.flight.requests.per.connection", "2"),
             ("isolation.level", "read_uncommitted"),
             (" group.id ", "other"),
         ] {
