@@ -63,6 +63,37 @@ async fn t66_a_sql_claim_that_answers_busy_leaves_the_holder_alone() {
     }
 }
 
+/// The name of a new owner is stored with a claim, and by nothing else; nobody waits for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn t66_a_new_owner_of_an_open_transaction_is_in_nobodys_way() {
+    let ledger = ledger(8).await;
+    let s = ledger.schema().to_owned();
+    let owner = |id: &str| format!("select coalesce(owner, 'nobody') from {s}.entries where id = '{id}'");
+    kit::first(&ledger, &kit::claim("x", kit::lease())).await;
+    let by = |function: &str, id: &str, owner: &str| {
+        format!("select outcome from {s}.{function}('orders', '{id}', p_owner => '{owner}')")
+    };
+    for function in ["claim_in", "lease"] {
+        let (busy, claims) = (format!("busy-{function}"), format!("claims-{function}"));
+        let mut tx = ledger.pool().begin().await.unwrap();
+        assert_eq!(call(&mut tx, by(function, "x", &busy)).await, "busy");
+        let mut other = ledger.pool().begin().await.unwrap();
+        let id = format!("{function}-1");
+        assert_eq!(call(&mut other, by(function, &id, &busy)).await, "claimed", "who was busy holds no name");
+        other.commit().await.unwrap();
+        assert_eq!(ask::<String>(ledger.pool(), owner(&id)).await, busy);
+
+        assert_eq!(call(&mut tx, by(function, &format!("{function}-2"), &claims)).await, "claimed");
+        let mut other = ledger.pool().begin().await.unwrap();
+        let id = format!("{function}-3");
+        assert_eq!(call(&mut other, by(function, &id, &claims)).await, "claimed", "nobody waits for a name");
+        other.commit().await.unwrap();
+        assert_eq!(ask::<String>(ledger.pool(), owner(&id)).await, "nobody");
+        tx.commit().await.unwrap();
+        assert_eq!(ask::<String>(ledger.pool(), owner(&format!("{function}-2"))).await, claims);
+    }
+}
+
 fn of_aggregate(aggregate: &str, seq: u64, mode: Mode) -> Claim {
     let mut claim = kit::ordered(&format!("{aggregate}-{seq}"), mode, seq, OrderPolicy::Latest, OnDead::Park);
     claim.order.as_mut().unwrap().aggregate = Aggregate::new(aggregate).unwrap();

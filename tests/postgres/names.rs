@@ -346,15 +346,21 @@ async fn t88_the_statements_of_the_sql_page_run_as_written() {
             .unwrap_or_else(|e| panic!("{sql}\n{e}"));
     }
     assert!(inline >= 4, "{inline} statements within the text");
-    // The week that the page's own error asks for, with the call that its message names.
-    let missing: sqlx::Result<String> = sqlx::query_scalar(
-        "select outcome from hapax.claim_in('billing', '01700000-0000-7000-8000-000000000000')",
-    )
-    .fetch_one(&service)
-    .await;
-    let message = missing.unwrap_err().as_database_error().unwrap().message().to_owned();
-    let call = message.split("call ").nth(1).unwrap().split(" in a transaction").next().unwrap();
-    assert!(ask::<bool>(&service, format!("select {call}")).await, "{message}");
+    // The week that the page's own error asks for, with the call that its message names: it books the week on the tenant.
+    for (id, tenant) in [
+        ("01700000-0000-7000-8000-000000000000", "null"),
+        ("01800000-0000-7000-8000-000000000000", "'acme''s'"),
+    ] {
+        let missing: sqlx::Result<String> = sqlx::query_scalar(AssertSqlSafe(format!(
+            "select outcome from hapax.claim_in('billing', '{id}', p_tenant => {tenant})"
+        )))
+        .fetch_one(&service)
+        .await;
+        let message = missing.unwrap_err().as_database_error().unwrap().message().to_owned();
+        let call = message.split("call ").nth(1).unwrap().split(" in a transaction").next().unwrap();
+        assert!(tenant == "null" || call.contains(&format!("p_tenant => {tenant}")), "{message}");
+        assert!(ask::<bool>(&service, format!("select {call}")).await, "{message}");
+    }
     service.close().await;
     admin.close().await;
     scratch.drop_it().await;

@@ -395,6 +395,48 @@ async fn t65_the_end_of_an_at_most_once_claim_outlives_its_week() {
     }
 }
 
+/// A transaction that saw its week closed, and no later phase, ends an at-most-once claim, and commits when the sweep has moved
+/// everything else: the row is moved after all, before the partition is detached.
+#[tokio::test(flavor = "multi_thread")]
+async fn t65_the_end_of_an_at_most_once_claim_that_commits_late_outlives_its_week() {
+    let harness = PgHarness::new().await;
+    let ledger = kit::open(&harness).await;
+    let now = ledger.now().await.unwrap();
+    let once = kit::claim(&kit::v7_at(now, 21).to_string(), Mode::Once { track: None });
+    let grant = kit::first(&ledger, &once).await;
+    let stage = Stage::on(harness).await;
+    let s = stage.harness.schema.clone();
+    let listed = |phase: &str| {
+        format!("select exists (select from {s}.dropped where phase = '{phase}' and waits is not null)")
+    };
+
+    let reader = reader(&stage.harness.pool, &s).await;
+    let sweeping = stage.sweep_beside();
+    until("the sweep waits for the reader", async || ask(&stage.harness.pool, listed("closed")).await).await;
+    // It began after the list was made, so the next step does not wait for it.
+    let mut late = stage.harness.pool.begin().await.unwrap();
+    let verdict = hapax::ledger::Verdict::Finished { metadata: None };
+    let settles = [kit::settling(&once, &grant, verdict)];
+    stage.ledger.settle_in(&mut late, &settles).await.unwrap().remove(0).unwrap();
+    reader.rollback().await.unwrap();
+    until("the rest is moved", async || ask(&stage.harness.pool, listed("moved")).await).await;
+    late.commit().await.unwrap();
+    // The sweep beside this one may end the drop at any time; while the partition is there, the row is not in it.
+    let there = format!(
+        "select exists (select from {s}.dropped where phase = 'empty') and exists (select from {s}.entry where week > 0 and state = 'F')"
+    );
+    while !stage.is_gone().await {
+        assert!(!ask::<bool>(&stage.harness.pool, there.clone()).await, "a detached partition would hide it");
+        kit::expect(&stage.ledger, &kit::another(&once), "duplicate").await;
+        let settings = SweepSettings { retention: RETENTION, batch_max: 1000, dry_run: false };
+        stage.ledger.sweep_part(settings, 1).await.unwrap();
+    }
+    sweeping.await.unwrap().unwrap();
+    kit::expect(&stage.ledger, &kit::another(&once), "duplicate").await;
+    let shown = format!("select state from {s}.entries where id = '{}'", once.identity.id);
+    assert_eq!(ask::<String>(&stage.harness.pool, shown).await, "finished", "the view shows what was moved");
+}
+
 /// The clock leaps after a sweep has looked whether it did: nothing is old because of that.
 #[tokio::test(flavor = "multi_thread")]
 async fn t92_a_leap_during_a_sweep_makes_nothing_old() {

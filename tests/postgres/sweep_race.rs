@@ -19,8 +19,8 @@ use crate::support::postgres::{PgHarness, Random, Scratch, ask, child, pool_to, 
 use hapax::backend::postgres::PgLedger;
 use hapax::event::Record;
 use hapax::ledger::{
-    Claim, Claims as _, Intervention, LeaseSettings, Mode, OnDead, Operations as _, Order, OrderPolicy,
-    Outcome, Settled, SweepSettings, Verdict,
+    Claim, Claims as _, Grant, Intervention, LeaseSettings, Mode, OnDead, Operations as _, Order,
+    OrderPolicy, Outcome, Settled, SweepSettings, Verdict,
 };
 use hapax::testing::{Harness as _, kit};
 use sqlx::{AssertSqlSafe, PgPool};
@@ -61,9 +61,11 @@ enum Kind {
     Lapsed,
     Done,
     Never,
+    /// Claimed at most once, and its end was never recorded.
+    Once,
 }
 
-const KINDS: [Kind; 10] = [
+const KINDS: [Kind; 11] = [
     Kind::Due,
     Kind::Due,
     Kind::Due,
@@ -74,6 +76,7 @@ const KINDS: [Kind; 10] = [
     Kind::Never,
     Kind::Never,
     Kind::Never,
+    Kind::Once,
 ];
 
 /// Which of [`KINDS`] have an order: each in an aggregate of its own, so that none has to wait for another.
@@ -86,12 +89,16 @@ const WITH_BYTES: [usize; 2] = [1, 2];
 struct Said {
     too_old: Vec<(Instant, Instant)>,
     first: Vec<(Instant, Instant)>,
+    /// When the end of an at-most-once claim was committed.
+    ended: Option<Instant>,
 }
 
 struct Stage {
     harness: PgHarness,
     ledger: PgLedger,
     ids: Vec<(Claim, Kind)>,
+    /// What at-most-once claims were granted.
+    once: Vec<(Claim, Grant)>,
     said: Mutex<HashMap<String, Said>>,
     stop: AtomicBool,
     claims: AtomicU64,
@@ -148,7 +155,8 @@ impl Stage {
         let claim = kit::another(&self.ids[random.below(self.ids.len())].0);
         let id = claim.identity.id.to_string();
         let asked = Instant::now();
-        match random.below(12) {
+        match random.below(13) {
+            12 => self.end_once(random).await?,
             0..4 => self.in_transaction(&claim, random).await?,
             4..7 => {
                 let claim = Claim { mode: leased(), ..claim };
@@ -208,8 +216,27 @@ impl Stage {
         Ok(())
     }
 
+    /// Records the end of an at-most-once claim in a transaction that stays open for a while.
+    async fn end_once(&self, random: &mut Random) -> hapax::Result<()> {
+        let (claim, grant) = &self.once[random.below(self.once.len())];
+        let mut tx = self.harness.pool.begin().await.expect("a transaction");
+        let settle = kit::settling(claim, grant, Verdict::Finished { metadata: None });
+        let settled = self.ledger.settle_in(&mut tx, &[settle]).await?.remove(0)?;
+        pause(random, 60).await;
+        match tx.commit().await {
+            Err(error) if is_others(&error) => return Ok(()),
+            done => done.expect("a commit"),
+        }
+        // Fenced is whoever comes after the week has gone with the claim.
+        if matches!(settled, Settled::Ok { .. }) {
+            let mut said = self.said.lock().unwrap();
+            said.entry(claim.identity.id.to_string()).or_default().ended.get_or_insert_with(Instant::now);
+        }
+        Ok(())
+    }
+
     /// Gives an at-most-once claim back. While its week is being closed, that has to be tried again.
-    async fn open_again(&self, claim: &Claim, grant: &hapax::ledger::Grant) {
+    async fn open_again(&self, claim: &Claim, grant: &Grant) {
         let end = Instant::now() + ROUND_MAX;
         loop {
             let back = kit::settling(claim, grant, Verdict::release());
@@ -363,6 +390,7 @@ impl Stage {
         self.harness.advance(kit::DAY * 7 * WEEKS as u32).await; // past the weeks of the round before
         let now = self.ledger.now().await.unwrap();
         self.ids.clear();
+        self.once.clear();
         self.said.lock().unwrap().clear();
         self.young.store(0, Ordering::Relaxed);
         run(&self.harness.pool, format!("truncate {}.effects", self.harness.schema)).await;
@@ -371,7 +399,11 @@ impl Stage {
                 let id = kit::v7_at(now.minus(kit::DAY * 7 * week as u32), n as u8);
                 let order = ORDERED.contains(&n).then(|| order(&id.to_string()));
                 let claim = Claim { order, ..kit::claim(&id.to_string(), leased()) };
-                if kind != Kind::Never {
+                if kind == Kind::Once {
+                    let claim = Claim { mode: Mode::Once { track: None }, ..claim.clone() };
+                    let grant = kit::first(&self.ledger, &claim).await;
+                    self.once.push((claim, grant));
+                } else if kind != Kind::Never {
                     let grant = kit::first(&self.ledger, &claim).await;
                     match kind {
                         Kind::Due => {
@@ -421,7 +453,11 @@ impl Stage {
             };
             // Granted, and given back or abandoned: then it is open, wherever its row is now.
             let granted = said.is_some_and(|said| !said.first.is_empty());
+            let ended = said.and_then(|said| said.ended);
             match (kind, count, now.name()) {
+                (Kind::Once, 0, "duplicate") => {}
+                (Kind::Once, 0, "too_old") if ended.is_none() => {}
+                (Kind::Once, 1.., _) => fault("doubled"),
                 (Kind::Never, 0, "claimed" | "retry_later") if granted => {}
                 (Kind::Done, 0, "stale") if claim.order.is_some() => {}
                 (Kind::Done, 0, "duplicate" | "too_old")
@@ -440,7 +476,9 @@ impl Stage {
                 said.too_old.iter().any(|(asked, _)| said.first.iter().any(|(_, answered)| answered < asked));
             let before_first =
                 said.first.iter().any(|(asked, _)| said.too_old.iter().any(|(_, answered)| answered < asked));
-            if (open && !said.too_old.is_empty()) || after_first || before_first {
+            let after_end =
+                said.too_old.iter().any(|(asked, _)| said.ended.is_some_and(|ended| ended < *asked));
+            if (open && !said.too_old.is_empty()) || after_first || before_first || after_end {
                 fault("wrong too_old");
             }
         }
@@ -557,6 +595,7 @@ async fn stage(url: &str) -> Arc<Stage> {
         harness,
         ledger,
         ids: Vec::new(),
+        once: Vec::new(),
         said: Mutex::default(),
         stop: AtomicBool::new(false),
         claims: AtomicU64::new(0),

@@ -7,6 +7,7 @@ use super::codes::from_row;
 use super::error::translate;
 use crate::error::{Error, Result};
 use crate::ledger::{Finding, Level};
+use crate::words::counted;
 
 const WHAT: &str = "checking the server";
 
@@ -143,7 +144,10 @@ pub(super) async fn check_server(connection: &mut PgConnection, pooled: bool) ->
         find(
             Level::Warning,
             "standbys",
-            format!("{standbys} asynchronous standby(s): a failover to one may forget the latest claims"),
+            format!(
+                "{}: a failover to one may forget the latest claims",
+                counted(standbys as u64, "asynchronous standby", "asynchronous standbys")
+            ),
         );
     } else {
         find(
@@ -170,7 +174,10 @@ pub(super) async fn check(inner: &Inner) -> Result<Vec<Finding>> {
     let sql = format!("select count(*) from {s}.dropped where phase is not null");
     let (skipped,): (i64,) = inner.fetch_one(WHAT, sqlx::query_as(AssertSqlSafe(sql))).await?;
     if skipped > 0 {
-        let message = format!("{skipped} week(s) are being dropped; the next sweep goes on with it");
+        let message = format!(
+            "{} being dropped; the next sweep goes on",
+            counted(skipped as u64, "week is", "weeks are")
+        );
         findings.push(Finding { level: Level::Warning, check: "sweep", message });
     }
     Ok(findings)

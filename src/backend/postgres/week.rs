@@ -11,7 +11,8 @@
 //!    the retention. One statement deletes and inserts them, repeated until none is left. A locked
 //!    row is moved when its transaction has ended.
 //! 4. *Wait* again: a reader with a snapshot from before a move would find the row in neither place
-//!    once the partition is detached.
+//!    once the partition is detached. Then look again: a transaction that saw the week closed and no
+//!    more may have ended a row since. Such rows are moved, and the wait is repeated.
 //! 5. *Detach* the partition, concurrently, and *drop* it. Its name contains a number, so that no
 //!    late statement hits a week that was made again.
 //!
@@ -36,6 +37,7 @@ use super::error::translate;
 use super::sweep::{Present, WHAT, execute};
 use crate::error::{Error, Result};
 use crate::ledger::{SweepSettings, Week};
+use crate::words::counted;
 
 /// How often to poll while waiting.
 const POLL_MIN: Duration = Duration::from_millis(5);
@@ -143,7 +145,7 @@ impl Leaving<'_> {
         match self.phase().await? {
             None => self.close().await,
             Some(Phase::Closed) => {
-                if !self.is_waited_for(Phase::Closed).await? {
+                if self.wait_out(Phase::Closed).await?.is_none() {
                     return Ok(Step::Later);
                 }
                 crate::crash_point!("sweep.waited");
@@ -151,11 +153,9 @@ impl Leaving<'_> {
             }
             Some(Phase::Moving) => self.move_all().await,
             Some(Phase::Moved) => {
-                if !self.is_waited_for(Phase::Moved).await? {
-                    return Ok(Step::Later);
-                }
+                let Some(waited) = self.wait_out(Phase::Moved).await? else { return Ok(Step::Later) };
                 crate::crash_point!("sweep.waited_again");
-                self.enter(Phase::Moved, Phase::Empty, "").await
+                self.look_again(&waited).await
             }
             Some(Phase::Empty) => {
                 if !self.detach().await? {
@@ -222,13 +222,32 @@ impl Leaving<'_> {
 
     /// Enters the next phase. If another sweeper was faster, it has done the same.
     async fn enter(&self, from: Phase, to: Phase, set: &str) -> Result<Step> {
+        self.enter_if("true", from, to, set).await
+    }
+
+    async fn enter_if(&self, so: &str, from: Phase, to: Phase, set: &str) -> Result<Step> {
         let (s, from, to) = (self.schema(), from.name(), to.name());
         self.execute(format!(
-            "update {s}.dropped set phase = '{to}', waits = null{set} where {} and phase = '{from}'",
+            "update {s}.dropped set phase = '{to}', waits = null{set} where {} and phase = '{from}' and {so}",
             self.mine()
         ))
         .await?;
         Ok(Step::On)
+    }
+
+    /// Detaches next, unless there are rows to move again: a transaction that saw the week closed,
+    /// and no later phase, ended an at-most-once claim, and committed after the last look. All of
+    /// those have been waited for. Another sweeper may have gone back meanwhile: then its list is
+    /// another one, and this sweeper has not waited for it.
+    async fn look_again(&self, waited: &[String]) -> Result<Step> {
+        let left = self.look(&self.stays()).await?.matching;
+        let to = if left == 0 || crate::crash_point::mutant!("sweep looks once") {
+            Phase::Empty
+        } else {
+            Phase::Moving
+        };
+        let so = format!("waits = {}", sql_array(waited));
+        self.enter_if(&so, Phase::Moved, to, "").await
     }
 
     /// From here on, an id of this week that is nowhere is too old for every scope that existed
@@ -245,11 +264,9 @@ impl Leaving<'_> {
         self.enter(Phase::Closed, Phase::Moving, &set).await
     }
 
-    /// Whether all transactions that were open when this phase began have ended.
-    async fn is_waited_for(&self, phase: Phase) -> Result<bool> {
-        if crate::crash_point::mutant!("sweep does not wait") {
-            return Ok(true);
-        }
+    /// Waits until all transactions that were open when this phase began have ended, and returns
+    /// their list. `None` if that takes longer than this sweep may.
+    async fn wait_out(&self, phase: Phase) -> Result<Option<Vec<String>>> {
         let (s, mine, phase) = (self.schema(), self.mine(), phase.name());
         // The statement that makes the list sees the phase, so every transaction that is not on it
         // sees the phase too.
@@ -258,23 +275,24 @@ impl Leaving<'_> {
         ))
         .await?;
         crate::crash_point!("sweep.listed");
-        let open = format!(
-            "select array(select w from unnest(d.waits) w intersect {OPEN_NOW}) from {s}.dropped d \
-              where {mine} and phase = '{phase}'"
-        );
+        let list = format!("select waits from {s}.dropped where {mine} and phase = '{phase}'");
+        let list: Option<Option<Vec<String>>> = self.ask(&mut *self.inner.begin().await?, list).await?;
+        // Without a list another sweeper has continued, and what follows changes nothing.
+        let list = list.flatten().unwrap_or_default();
+        if crate::crash_point::mutant!("sweep does not wait") {
+            return Ok(Some(list));
+        }
+        let open = format!("select array(select w from unnest({}) w intersect {OPEN_NOW})", sql_array(&list));
         if !self.wait_for("transaction", &open).await? {
-            return Ok(false);
+            return Ok(None);
         }
         // Transactions of the list that were prepared have no session, so they are listed only now.
         let prepared = "select gid from pg_prepared_xacts where database = current_database()";
-        let listed: Vec<(String,)> = self.inner.fetch_all(WHAT, sqlx::query_as(prepared)).await?;
-        if listed.is_empty() {
-            return Ok(true);
-        }
-        let listed: Vec<String> =
-            listed.iter().map(|(gid,)| format!("'{}'", gid.replace('\'', "''"))).collect();
-        let open = format!("select array({prepared} and gid = any (array[{}]))", listed.join(", "));
-        self.wait_for("prepared transaction", &open).await
+        let gids: Vec<(String,)> = self.inner.fetch_all(WHAT, sqlx::query_as(prepared)).await?;
+        let gids: Vec<String> = gids.into_iter().map(|(gid,)| gid).collect();
+        let open = format!("select array({prepared} and gid = any ({}))", sql_array(&gids));
+        let ended = gids.is_empty() || self.wait_for("prepared transaction", &open).await?;
+        Ok(ended.then_some(list))
     }
 
     /// Polls until no transaction is left. Returns false if that takes longer than this sweep may.
@@ -286,7 +304,7 @@ impl Leaving<'_> {
                 Some(left) if !left.is_empty() => {
                     if Instant::now() >= self.end {
                         let which = left.iter().take(5).map(String::as_str).collect::<Vec<_>>().join(", ");
-                        tracing::warn!(target: "hapax", week = %self.week, "a week cannot be dropped yet: it waits for the end of {} {what}(s) older than its closing ({which}); the next sweep goes on", left.len());
+                        tracing::warn!(target: "hapax", week = %self.week, "a week cannot be dropped yet: it waits for {} older than its closing to end ({which}); the next sweep goes on", counted(left.len() as u64, what, &format!("{what}s")));
                         return Ok(false);
                     }
                     tokio::time::sleep(pause).await;
@@ -299,14 +317,6 @@ impl Leaving<'_> {
 
     async fn move_all(&self) -> Result<Step> {
         let max = i64::from(self.settings.batch_max).min(i32::MAX.into());
-        // Open rows, rows that ended so recently that a repeat must still be recognized, and rows
-        // with bytes in `held`.
-        let stays = format!(
-            "(state in {} or at >= (select since from {}.dropped where {}) or (flags & {HELD}) <> 0)",
-            open_states(),
-            self.schema(),
-            self.mine()
-        );
         let mut pause = POLL_MIN;
         loop {
             let mut tx = self.inner.begin().await?;
@@ -316,9 +326,12 @@ impl Leaving<'_> {
             if moved == max {
                 continue;
             }
-            let Looked { rows, matching: left } = self.look(&stays).await?;
+            let Looked { rows, matching: left } = self.look(&self.stays()).await?;
             if left == 0 {
                 return self.enter(Phase::Moving, Phase::Moved, &format!(", rows = held + {rows}")).await;
+            }
+            if self.phase().await? != Some(Phase::Moving) {
+                return Ok(Step::On); // another sweeper has continued
             }
             if Instant::now() >= self.end {
                 tracing::warn!(target: "hapax", week = %self.week, "a week cannot be dropped yet: {left} of its rows are locked by open transactions; the next sweep goes on");
@@ -327,6 +340,17 @@ impl Leaving<'_> {
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(POLL_MAX);
         }
+    }
+
+    /// The condition for rows that must not go with the week: open rows, rows that ended so
+    /// recently that a repeat must still be recognized, and rows with bytes in `held`.
+    fn stays(&self) -> String {
+        format!(
+            "(state in {} or at >= (select since from {}.dropped where {}) or (flags & {HELD}) <> 0)",
+            open_states(),
+            self.schema(),
+            self.mine()
+        )
     }
 
     async fn move_rows(&self, tx: &mut PgConnection, max: i64) -> Result<i64> {
@@ -453,6 +477,12 @@ enum Step {
     /// The drop has to wait, or another sweeper is working on it.
     Later,
     Gone(Gone),
+}
+
+/// An array of texts, as SQL.
+fn sql_array(texts: &[String]) -> String {
+    let quoted: Vec<String> = texts.iter().map(|text| format!("'{}'", text.replace('\'', "''"))).collect();
+    format!("array[{}]::text[]", quoted.join(", "))
 }
 
 /// Whether an error means that another session is working on the week or blocks it: the table is

@@ -379,14 +379,18 @@ end $$;
 -- Moves up to p_max rows that must outlive their week from the partition to held: open rows, and
 -- rows that ended within the retention, as of when the week was closed. One statement deletes and
 -- inserts a row, so it is in one place at any moment. Locked rows are left for the next call. Rows
--- that ended earlier stay in the partition, and lose their bytes in held.
+-- that ended earlier stay in the partition, and lose their bytes in held. The lock on the drop keeps
+-- its phase: every move is committed before the wait for older readers begins.
 create function {schema}.move_rows(p_week smallint, p_number bigint, p_max int) returns bigint
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   v_table text := format('{schema}.entry_%s_%s', p_week, p_number);
-  v_since timestamptz := (select since from {schema}.dropped where week = p_week and number = p_number);
+  v_since timestamptz;
   v_moved bigint;
 begin
+  select since into v_since from {schema}.dropped
+   where week = p_week and number = p_number and phase in ('moving', 'empty') for no key update;
+  if not found then return 0; end if;
   execute format('with ended as (
       update %1$s set flags = flags & ~4 where ctid = any (array(select ctid from %1$s
         where (flags & 4) <> 0 and state not in (''L'', ''R'', ''X'', ''P'') and at < $1 limit $2 for update skip locked))

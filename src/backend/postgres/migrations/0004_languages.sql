@@ -59,6 +59,23 @@ begin
   end if;
 end $$;
 
+-- Stores who claimed an event, for people to read. Called after the claim, so that a claim that
+-- changes nothing registers no name. A name that another open transaction is registering is left
+-- out: nobody waits for it.
+create function {schema}.name_owner(p_week smallint, p_scope int, p_id bytea, p_name text) returns void
+language plpgsql volatile set lock_timeout = '1ms' set enable_seqscan = off set search_path = pg_catalog, pg_temp as $$
+declare v int;
+begin
+  begin
+    insert into {schema}.owner (name) values (p_name) on conflict do nothing returning number into v;
+  exception when lock_not_available or serialization_failure then
+    return;
+  end;
+  if v is null then select number into v from {schema}.owner where name = p_name; end if;
+  update {schema}.entry set owner = v where week = p_week and scope = p_scope and id = p_id;
+  update {schema}.held set owner = v where week = p_week and scope = p_scope and id = p_id;
+end $$;
+
 -- Claims an event in the caller's transaction. 'claimed': run the effect in this very transaction
 -- and commit; the claim rolls back with it. 'duplicate': it took effect before. Any other word: not
 -- now (see docs/sql.md).
@@ -71,6 +88,7 @@ create function {schema}.claim_in(
 set search_path = pg_catalog, pg_temp as $$
 declare
   v_scope int; v_key bytea := {schema}.id_key(p_id); v_week smallint; o record;
+  v_owner int := (select number from {schema}.owner where name = p_owner);
 begin
   if p_metadata is not null and octet_length(p_metadata::text) > 16384 then
     raise exception 'metadata is invalid: it has % bytes; the limit is 16384', octet_length(p_metadata::text)
@@ -91,15 +109,18 @@ begin
   begin -- an id that another transaction locks must not abort the caller's
     select * into o from {schema}.claim_one(v_scope, v_week, v_key,
       coalesce(p_nonce, ('x' || substr(md5(gen_random_uuid()::text), 1, 16))::bit(64)::bigint), p_fingerprint, p_topic,
-      p_partition, p_offset, p_metadata, 'D', 0, 0::smallint, 0, 0, 0, 0, null, {schema}.owner_number(p_owner), true, null, null,
+      p_partition, p_offset, p_metadata, 'D', 0, 0::smallint, 0, 0, 0, 0, null, v_owner, true, null, null,
       false, null, 0, false, false, false, null, nextval('{schema}.token'), true);
   exception
     when lock_not_available then
       outcome := 'busy'; return;
     when check_violation then
-      raise exception 'no partition yet for week %: call {schema}.make_week(%, 28, 260) in a transaction of its own, then try again',
-        v_week, v_week using errcode = '55000', detail = 'week-missing';
+      raise exception 'no partition yet for week %: call {schema}.make_week(%, 28, 260%) in a transaction of its own, then try again',
+        v_week, v_week, coalesce(', p_tenant => ' || quote_literal(p_tenant), '') using errcode = '55000', detail = 'week-missing';
   end;
+  if o.o_kind = 1 and v_owner is null and p_owner is not null then
+    perform {schema}.name_owner(v_week, v_scope, v_key, p_owner);
+  end if;
   outcome := (array['claimed', 'duplicate', 'busy', 'retry_later', 'wait', 'stale', 'parked', 'dead', 'mismatch', 'too_old'])[o.o_kind];
   token := o.o_token;
   since := timestamptz 'epoch' + o.o_at * interval '1 microsecond';
@@ -112,7 +133,9 @@ create function {schema}.lease(
   out outcome text, out token bigint, out until timestamptz, out attempt int
 ) language plpgsql volatile set lock_timeout = '{lock_timeout}' set enable_seqscan = off
 set search_path = pg_catalog, pg_temp as $$
-declare v_scope int; v_key bytea := {schema}.id_key(p_id); v_week smallint; o record;
+declare
+  v_scope int; v_key bytea := {schema}.id_key(p_id); v_week smallint; o record;
+  v_owner int := (select number from {schema}.owner where name = p_owner);
 begin
   if p_seconds < 1 or p_seconds > 86400 then
     raise exception 'lease is invalid: % seconds; allowed are 1 to 86400', p_seconds using errcode = '22023';
@@ -128,7 +151,7 @@ begin
     begin -- an id that another transaction locks must not abort the caller's
       select * into o from {schema}.claim_one(v_scope, v_week, v_key,
         coalesce(p_nonce, ('x' || substr(md5(gen_random_uuid()::text), 1, 16))::bit(64)::bigint), null, null, null, null, null,
-        'L', p_seconds * 1000000::bigint, 1::smallint, p_attempts_max, 0, 0, 0, null, {schema}.owner_number(p_owner), true,
+        'L', p_seconds * 1000000::bigint, 1::smallint, p_attempts_max, 0, 0, 0, null, v_owner, true,
         null, null, false, null, 0, false, false, false, null, nextval('{schema}.token'), true);
       exit;
     exception
@@ -139,6 +162,9 @@ begin
     end;
     perform {schema}.make_week(v_week, 28, 260, true, p_tenant);
   end loop;
+  if o.o_kind = 1 and v_owner is null and p_owner is not null then
+    perform {schema}.name_owner(v_week, v_scope, v_key, p_owner);
+  end if;
   outcome := (array['claimed', 'duplicate', 'busy', 'retry_later', 'wait', 'stale', 'parked', 'dead', 'mismatch', 'too_old'])[o.o_kind];
   token := o.o_token; attempt := o.o_attempts;
   until := timestamptz 'epoch' + o.o_at * interval '1 microsecond';
@@ -164,7 +190,8 @@ begin
   return o.o_kind = 1;
 end $$;
 
--- Entries in readable form.
+-- Entries in readable form: those of the weeks, and those that outlived their week or wait with
+-- their bytes.
 create view {schema}.entries as
   select nullif(s.tenant, '') as tenant, s.scope, {schema}.id_text(e.id) as id,
          case e.state when 'L' then 'leased' when 'D' then 'done' when 'R' then 'retry' when 'X' then 'dead'
@@ -172,4 +199,10 @@ create view {schema}.entries as
                       when 'S' then 'stale' end as state,
          e.attempts, e.token, e.first_at, e.at, w.name as owner, e.aggregate, e.seq, e.topic, e.partition, e."offset",
          e.metadata, e.note, e.week
-    from {schema}.entry e join {schema}.scope s on s.number = e.scope left join {schema}.owner w on w.number = e.owner;
+    from (select e.* from {schema}.entry e
+          union all
+          select h.first_at, h.at, h.token, h.nonce, h.scope, h.owner, h.week, h.attempts, h.flags, h.state, h.id,
+                 h.fingerprint, h.seq, h.aggregate, h.partition, h."offset", h.topic, h.note, h.metadata
+            from {schema}.held h
+           where not exists (select from {schema}.entry x where x.week = h.week and x.scope = h.scope and x.id = h.id)) e
+         join {schema}.scope s on s.number = e.scope left join {schema}.owner w on w.number = e.owner;
