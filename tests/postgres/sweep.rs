@@ -410,28 +410,34 @@ async fn t65_the_end_of_an_at_most_once_claim_that_commits_late_outlives_its_wee
         format!("select exists (select from {s}.dropped where phase = '{phase}' and waits is not null)")
     };
 
+    let step = || {
+        let ledger = stage.ledger.clone();
+        let settings = SweepSettings { retention: RETENTION, batch_max: 1000, dry_run: false };
+        tokio::spawn(async move { ledger.sweep_part(settings, 1).await })
+    };
+
+    stage.until_phase("closed").await;
     let reader = reader(&stage.harness.pool, &s).await;
-    let sweeping = stage.sweep_beside();
+    let waits = step();
     until("the sweep waits for the reader", async || ask(&stage.harness.pool, listed("closed")).await).await;
-    // It began after the list was made, so the next step does not wait for it.
+    // It began after the list was made, so this step does not wait for it.
     let mut late = stage.harness.pool.begin().await.unwrap();
     let verdict = hapax::ledger::Verdict::Finished { metadata: None };
     let settles = [kit::settling(&once, &grant, verdict)];
-    stage.ledger.settle_in(&mut late, &settles).await.unwrap().remove(0).unwrap();
+    let settled = stage.ledger.settle_in(&mut late, &settles).await.unwrap().remove(0).unwrap();
+    assert!(matches!(settled, hapax::ledger::Settled::Ok { .. }), "{settled:?}");
     reader.rollback().await.unwrap();
-    until("the rest is moved", async || ask(&stage.harness.pool, listed("moved")).await).await;
+    waits.await.unwrap().unwrap();
+    stage.until_phase("moved").await;
+    let waits = step();
+    until("the sweep waits for the late one", async || ask(&stage.harness.pool, listed("moved")).await).await;
     late.commit().await.unwrap();
-    // The sweep beside this one may end the drop at any time; while the partition is there, the row is not in it.
-    let there = format!(
-        "select exists (select from {s}.dropped where phase = 'empty') and exists (select from {s}.entry where week > 0 and state = 'F')"
-    );
-    while !stage.is_gone().await {
-        assert!(!ask::<bool>(&stage.harness.pool, there.clone()).await, "a detached partition would hide it");
-        kit::expect(&stage.ledger, &kit::another(&once), "duplicate").await;
-        let settings = SweepSettings { retention: RETENTION, batch_max: 1000, dry_run: false };
-        stage.ledger.sweep_part(settings, 1).await.unwrap();
-    }
-    sweeping.await.unwrap().unwrap();
+    waits.await.unwrap().unwrap();
+    stage.until_phase("empty").await;
+    let left = format!("select count(*) from {s}.entry where week > 0 and state = 'F'");
+    assert_eq!(ask::<i64>(&stage.harness.pool, left).await, 0, "a detached partition would hide it");
+    kit::expect(&stage.ledger, &kit::another(&once), "duplicate").await;
+    stage.finish().await;
     kit::expect(&stage.ledger, &kit::another(&once), "duplicate").await;
     let shown = format!("select state from {s}.entries where id = '{}'", once.identity.id);
     assert_eq!(ask::<String>(&stage.harness.pool, shown).await, "finished", "the view shows what was moved");

@@ -57,7 +57,7 @@ struct CreateArgs {
     /// Who or what uses it, for people
     #[arg(long, value_name = "NAME")]
     name: String,
-    /// Whose data it may use [default: the default tenant]
+    /// Whose data it may use; an admin without one operates all tenants [default: the default tenant]
     #[arg(long, value_name = "T")]
     tenant: Option<Tenant>,
     /// Only claims and dead letters of this scope; may be repeated [default: all]

@@ -1,6 +1,24 @@
 //! Who runs a command, for audit rows.
 
+use hapax::access::AuditNote;
+use hapax::config::{Config, sqlite_path};
+
 use crate::failure::Failure;
+
+/// Records an action before it is done, beside the API tokens. Where there are none, there is no audit
+/// either.
+pub async fn note(config: &Config, note: &AuditNote) -> Result<(), Failure> {
+    if config.keys.url == "memory:" || sqlite_path(&config.keys.url).is_some_and(|path| !path.exists()) {
+        return Ok(());
+    }
+    let mut settings = config.keys_settings();
+    settings.migrate = hapax::open::Migrate::Check;
+    match hapax::open::access_with(&config.keys.url, &settings).await {
+        Ok(access) => Ok(access.note(note).await?),
+        Err(hapax::Error::Schema(_)) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
 
 /// The name that was given, else the user's. A plain container names nobody; the number of the user is
 /// still a fact about them.

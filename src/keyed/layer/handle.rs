@@ -9,6 +9,7 @@ use axum::body::{Body, Bytes};
 use axum::http::header::{ACCEPT_ENCODING, HeaderValue};
 use axum::http::{Request, response};
 use axum::response::{IntoResponse as _, Response};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use tower_service::Service;
@@ -194,6 +195,8 @@ pub(super) struct InTransaction {
     pub(super) layer: Arc<Shared>,
     pub(super) leader: Leader,
     pub(super) routed: Routed,
+    /// Held until the transaction has ended.
+    pub(super) _permit: Option<OwnedSemaphorePermit>,
 }
 
 impl InTransaction {

@@ -19,6 +19,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, StatusCode};
 use axum::response::Response;
 use sha2::{Digest as _, Sha256};
+use tokio::sync::Semaphore;
 use tower_layer::Layer;
 
 pub use fate::NotKept;
@@ -89,6 +90,7 @@ struct Settings {
     retention: Duration,
     caller: Arc<CallerOf>,
     transactions: Option<Arc<dyn tx::Transactions>>,
+    transactions_max: Option<Arc<Semaphore>>,
     /// Whether it was said that a handler does not take its transaction.
     warned: Arc<AtomicBool>,
 }
@@ -204,6 +206,7 @@ impl<K: Keys + Clone> KeyedLayer<K> {
             retention: RETENTION,
             caller: Arc::new(caller),
             transactions: None,
+            transactions_max: None,
             warned: Arc::default(),
         };
         KeyedLayer { keys, settings, flights: Flights::default(), given_up: GivenUp::default() }
@@ -290,6 +293,16 @@ impl<K: Keys + Clone> KeyedLayer<K> {
     #[must_use]
     pub fn store_timeout(mut self, at_most: Duration) -> Self {
         self.settings.store_timeout = at_most;
+        self
+    }
+
+    /// Limits how many requests have a transaction at once, by the permits of a semaphore that several
+    /// layers may share. Give it fewer permits than the pool has connections, so that reads get one
+    /// too. A request waits for a permit without a connection, and one that waits for another request
+    /// with its key holds no permit.
+    #[must_use]
+    pub fn transactions_max(mut self, permits: Arc<Semaphore>) -> Self {
+        self.settings.transactions_max = Some(permits);
         self
     }
 

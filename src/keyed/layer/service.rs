@@ -13,6 +13,7 @@ use axum::extract::OriginalUri;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Method, Request};
 use axum::response::{IntoResponse as _, Response};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout, timeout_at};
 use tower_service::Service;
 use tracing::Instrument as _;
@@ -59,6 +60,16 @@ impl Shared {
     ) -> StoreResult<T> {
         let late = |late| Error::unavailable(what.to_owned(), late);
         timeout(self.settings.store_timeout, call).await.map_err(late)?
+    }
+
+    /// Waits until another transaction may begin. `None` where there is no limit.
+    async fn permit(&self) -> StoreResult<Option<OwnedSemaphorePermit>> {
+        let Some(permits) = &self.settings.transactions_max else { return Ok(None) };
+        let what = "waiting for a transaction of another request to end";
+        match timeout(self.settings.timeout, Arc::clone(permits).acquire_owned()).await {
+            Ok(permit) => permit.map(Some).map_err(|closed| Error::unavailable(what, closed)),
+            Err(late) => Err(Error::unavailable(what, late)),
+        }
     }
 
     /// Begins a leased request. A call without an answer may have been granted the key: it is repeated
@@ -247,9 +258,15 @@ where
         let outcome = match &layer.settings.transactions {
             None => layer.begin(begin).await,
             Some(transactions) => {
+                // Dropped before a pause: who waits for another process holds none.
+                let permit = match layer.permit().await {
+                    Ok(permit) => permit,
+                    Err(error) => return Problem::of_store(&error).into_response(),
+                };
                 match layer.bounded("beginning a request", transactions.open(begin)).await {
                     Ok(Ok(open)) => {
-                        return InTransaction { layer, leader, routed }.run(inner, request, open).await;
+                        let running = InTransaction { layer, leader, routed, _permit: permit };
+                        return running.run(inner, request, open).await;
                     }
                     Ok(Err(outcome)) => Ok(outcome),
                     Err(error) => Err(error),

@@ -234,6 +234,54 @@ async fn t13_requests_that_wait_for_another_process_need_no_connection() {
     assert_eq!(ask::<i64>(&direct, format!("select count(*) from {schema}.orders")).await, 1);
 }
 
+/// Of requests with one key only the one that runs has a permit. Others of its process, and those that wait for another process,
+/// are in nobody's way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t13_requests_that_wait_leave_the_permits_to_others() {
+    let (schema, go) = (fresh_schema(), Arc::new(tokio::sync::Semaphore::new(0)));
+    let running = Arc::new(AtomicUsize::new(0));
+    let handler = {
+        let (running, go) = (Arc::clone(&running), Arc::clone(&go));
+        move |state: State<String>, tx: KeyedTx, body: String| async move {
+            if body == "slow" {
+                running.fetch_add(1, Ordering::SeqCst);
+                drop(go.acquire().await.unwrap());
+            }
+            pg_order(state, tx, body).await
+        }
+    };
+    let mut apps = Vec::new();
+    for permits in [2, 1] {
+        let permits = Arc::new(tokio::sync::Semaphore::new(permits));
+        let layer = process(&schema, 3).await.transactional().wait(PATIENCE).timeout(PATIENCE);
+        let layer = layer.transactions_max(permits);
+        apps.push(
+            Router::new().route("/orders", post(handler.clone())).layer(layer).with_state(schema.clone()),
+        );
+    }
+    let slow = |app: &Router| {
+        let app = app.clone();
+        tokio::spawn(async move { send(&app, order("key", "slow")).await })
+    };
+    let mut sent = vec![slow(&apps[0])];
+    until("it runs", async || running.load(Ordering::SeqCst) == 1).await;
+    sent.extend((0..20).map(|n| slow(&apps[n % 2])));
+    for n in 0..5 {
+        for app in &apps {
+            let other = send(app, order(&format!("other-{n}"), "fast"));
+            let got = tokio::time::timeout(PATIENCE, other).await.expect("a permit is free");
+            assert_eq!(got.status, 201, "{got:?}");
+        }
+    }
+    assert_eq!(running.load(Ordering::SeqCst), 1);
+    go.add_permits(1);
+    for task in sent {
+        let got = tokio::time::timeout(PATIENCE, task).await.expect("an answer").unwrap();
+        assert_eq!(got.status, 201, "{got:?}");
+    }
+    assert_eq!(running.load(Ordering::SeqCst), 1);
+}
+
 /// A hundred posts with one key at two processes with one database: one effect.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn t100_a_hundred_posts_at_two_processes_have_one_effect() {

@@ -46,7 +46,11 @@ pub async fn sweep(
     if !args.dry_run {
         let actor = Actor::new(crate::who::runs(None)?, "hapax keys sweep");
         let kept = args.retention.unwrap_or(config.keys.retention);
-        note(config, &AuditNote::new(&actor, "keys.sweep", format!("kept for {} s", kept.as_secs()))).await?;
+        crate::who::note(
+            config,
+            &AuditNote::new(&actor, "keys.sweep", format!("kept for {} s", kept.as_secs())),
+        )
+        .await?;
     }
     let progress = Arc::new(AtomicU64::new(0));
     let mut settings = KeySweep::new(args.retention.unwrap_or(config.keys.retention));
@@ -125,17 +129,6 @@ pub struct ResolveArgs {
     name: NameArgs,
 }
 
-/// Records an action before it is done. A database that has keys and no API tokens has no audit either.
-async fn note(config: &Config, note: &AuditNote) -> Result<(), Failure> {
-    let mut settings = config.keys_settings();
-    settings.migrate = hapax::open::Migrate::Check;
-    match hapax::open::access_with(&config.keys.url, &settings).await {
-        Ok(access) => Ok(access.note(note).await?),
-        Err(hapax::Error::Schema(_)) => Ok(()),
-        Err(error) => Err(error.into()),
-    }
-}
-
 pub async fn resolve(
     global: &Global,
     config: &Config,
@@ -173,7 +166,7 @@ pub async fn resolve(
         }
     }
     let actor = Actor::new(crate::who::runs(args.by.as_deref())?, &args.reason);
-    note(config, &AuditNote::new(&actor, "keys.resolve", &name).details(&plan)).await?;
+    crate::who::note(config, &AuditNote::new(&actor, "keys.resolve", &name).details(&plan)).await?;
     // Under the token that was looked at: if the key changed meanwhile, nothing is decided.
     let lease = KeyLease { tenant: entry.tenant.clone(), key: entry.key.clone(), token: entry.token };
     keys.resolve(&lease, &how, &who).await?;

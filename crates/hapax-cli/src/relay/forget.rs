@@ -1,11 +1,12 @@
 //! `hapax relay forget`.
 
+use hapax::Journal;
+use hapax::config::Config;
 use hapax::journal::RelayState;
 use hapax::words::counted;
-use hapax::{Journal, RelayName};
 use serde_json::json;
 
-use super::{COUNT_MAX, behind_json, named};
+use super::{COUNT_MAX, ForgetArgs, behind_json, named, note};
 use crate::cli::Global;
 use crate::failure::Failure;
 use crate::print;
@@ -13,10 +14,11 @@ use crate::print;
 /// Forgets a relay without a leader, and reports what it held back.
 pub(super) async fn forget(
     global: &Global,
+    config: &Config,
     journal: &dyn Journal,
-    name: &RelayName,
-    yes: bool,
+    args: &ForgetArgs,
 ) -> Result<u8, Failure> {
+    let name = &config.relay.name;
     let relays = journal.relays().await?;
     let position =
         |state: &RelayState| state.checkpoint.as_ref().map(|checkpoint| checkpoint.position.clone());
@@ -36,12 +38,15 @@ pub(super) async fn forget(
         Some(_) => format!("it holds back {} from being swept", counted(held_back, "event", "events")),
         None => "no other relay follows the journal, so nothing is swept without it".to_owned(),
     };
-    if state.is_some() && !yes {
+    if state.is_some() && !args.yes {
         print::can_ask(&format!("this forgets relay {name} at position {its} ({holds})"))?;
         let question = format!("forget relay {name} at position {its} for good? ({holds})");
         if !print::asked(&question)? {
             return Err(Failure::declined("nothing was changed"));
         }
+    }
+    if state.is_some() {
+        note(config, &args.by, "relay.forget", &format!("at position {its}: {holds}")).await?;
     }
     let was = journal.forget_relay(name).await?;
     let behind = was.checkpoint.as_ref().map(|checkpoint| &checkpoint.behind[..]).unwrap_or_default();

@@ -5,16 +5,19 @@ mod run;
 mod status;
 
 use clap::{Args, Subcommand};
+use hapax::access::AuditNote;
+use hapax::config::Config;
 use hapax::journal::{AggregateOf, Behind, Checkpoint, Position, RelayState};
 use hapax::relay;
 use hapax::words::counted;
-use hapax::{Aggregate, Journal, RelayName, Tenant, Time};
+use hapax::{Aggregate, Journal, Tenant, Time};
 use serde_json::{Value, json};
 
 use crate::cli::Global;
 use crate::exporters::Metrics;
 use crate::failure::Failure;
 use crate::signal::Gate;
+use crate::token::ByArgs;
 use crate::{open, print};
 
 /// The maximum number of events that a rewind counts.
@@ -61,6 +64,8 @@ struct RewindArgs {
     /// Do not ask for confirmation
     #[arg(long)]
     yes: bool,
+    #[command(flatten)]
+    by: ByArgs,
 }
 
 #[derive(Debug, Args)]
@@ -68,6 +73,8 @@ struct ForgetArgs {
     /// Do not ask for confirmation
     #[arg(long)]
     yes: bool,
+    #[command(flatten)]
+    by: ByArgs,
 }
 
 #[derive(Debug, Args)]
@@ -90,6 +97,8 @@ struct ResumeArgs {
     /// Every parked aggregate of all tenants
     #[arg(long, conflicts_with_all = ["aggregate", "tenant"])]
     all: bool,
+    #[command(flatten)]
+    by: ByArgs,
 }
 
 #[derive(Debug, Args)]
@@ -102,6 +111,8 @@ struct SkipArgs {
     /// Do not ask for confirmation
     #[arg(long)]
     yes: bool,
+    #[command(flatten)]
+    by: ByArgs,
 }
 
 impl AggregateArgs {
@@ -126,8 +137,8 @@ pub async fn run(
     match &args.command {
         RelayCommand::Run(args) => run::run(global, &config, args, gate, metrics).await,
         RelayCommand::Status => status::status(global, &*journal().await?).await,
-        RelayCommand::Rewind(args) => rewind(global, &*journal().await?, name, args).await,
-        RelayCommand::Resume(args) => resume(global, &*journal().await?, name, args).await,
+        RelayCommand::Rewind(args) => rewind(global, &config, &*journal().await?, args).await,
+        RelayCommand::Resume(args) => resume(global, &config, &*journal().await?, args).await,
         RelayCommand::Skip(args) => {
             let journal = journal().await?;
             if !args.yes {
@@ -138,15 +149,30 @@ pub async fn run(
                     return Err(Failure::declined("nothing was changed"));
                 }
             }
-            let behind = relay::skip(&*journal, name, &args.of.of(), args.seq).await?;
-            told(global, "skipped", &behind)
+            let of = args.of.of();
+            note(&config, &args.by, "relay.skip", &format!("{} at seq {}", of_tenant(&of), args.seq)).await?;
+            let behind = relay::skip(&*journal, name, &of, args.seq).await?;
+            report(global, "skipped", &behind)
         }
-        RelayCommand::Forget(ForgetArgs { yes }) => {
+        RelayCommand::Forget(forgotten) => {
             if args.name.is_none() {
                 return Err(Failure::config("which relay is to be forgotten? Give --name"));
             }
-            forget::forget(global, &*journal().await?, name, *yes).await
+            forget::forget(global, &config, &*journal().await?, forgotten).await
         }
+    }
+}
+
+/// Leaves an audit row about this relay, before the action.
+async fn note(config: &Config, by: &ByArgs, action: &str, details: &str) -> Result<(), Failure> {
+    let note = AuditNote::new(&by.actor()?, action, config.relay.name.as_str()).details(details);
+    crate::who::note(config, &note).await
+}
+
+fn of_tenant(of: &AggregateOf) -> String {
+    match &of.tenant {
+        Some(tenant) => format!("{} of tenant {tenant}", of.aggregate),
+        None => of.aggregate.to_string(),
     }
 }
 
@@ -174,10 +200,11 @@ fn behind_json(behind: &Behind) -> Value {
 
 async fn rewind(
     global: &Global,
+    config: &Config,
     journal: &dyn Journal,
-    name: &RelayName,
     args: &RewindArgs,
 ) -> Result<u8, Failure> {
+    let name = &config.relay.name;
     let state = journal.relays().await?.into_iter().find(|state| state.relay == *name);
     let Some(state) = state else {
         return Err(hapax::Error::NotFound(format!("relay {name} has never followed this journal")).into());
@@ -203,6 +230,7 @@ async fn rewind(
                 return Err(Failure::declined("nothing was changed"));
             }
         }
+        note(config, &args.by, "relay.rewind", &format!("from {was} to {}", args.to)).await?;
         checkpoint.position = args.to.clone();
         checkpoint.recent.clear();
         // Keep only aggregates that are stuck before the new position; the relay reads the others
@@ -224,14 +252,17 @@ async fn rewind(
 
 async fn resume(
     global: &Global,
+    config: &Config,
     journal: &dyn Journal,
-    name: &RelayName,
     args: &ResumeArgs,
 ) -> Result<u8, Failure> {
+    let name = &config.relay.name;
     if let Some(aggregate) = args.aggregate.clone() {
         let of = AggregateOf { tenant: args.tenant.clone(), aggregate };
-        return told(global, "resumed", &relay::resume(journal, name, &of).await?);
+        note(config, &args.by, "relay.resume", &of_tenant(&of)).await?;
+        return report(global, "resumed", &relay::resume(journal, name, &of).await?);
     }
+    note(config, &args.by, "relay.resume", "all parked aggregates").await?;
     let resumed = relay::resume_all(journal, name).await?;
     if global.json {
         let aggregates: Vec<_> = resumed.iter().map(behind_json).collect();
@@ -243,7 +274,7 @@ async fn resume(
     Ok(0)
 }
 
-fn told(global: &Global, what: &str, behind: &Behind) -> Result<u8, Failure> {
+fn report(global: &Global, what: &str, behind: &Behind) -> Result<u8, Failure> {
     if global.json {
         let mut value = behind_json(behind);
         value["what"] = what.into();

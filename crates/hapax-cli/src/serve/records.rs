@@ -121,6 +121,10 @@ fn keyed<K: Keys + Clone + Sync + 'static>(
             let caller = caller.ok_or_else(|| super::extract::internal().into_response())?;
             Ok(KeyedCaller { tenant: caller.tenant.clone(), principal: Some(caller.principal.clone()) })
         });
+    let layer = match app.records.writes() {
+        Some(permits) => layer.transactions_max(permits),
+        None => layer,
+    };
     routes.route_layer(layer)
 }
 
@@ -132,9 +136,7 @@ async fn identify(State((app, modules)): State<(Shared, Modules)>, request: Requ
         Ok(caller) => parts.extensions.insert(caller),
         Err(problem) => return problem.into_response(),
     };
-    let turn = if writes { Some(app.records.turn().await) } else { None };
     let response = next.run(Request::from_parts(parts, body)).await;
-    drop(turn);
     if writes && response.status().is_success() {
         app.records.wake(); // the relay need not wait for its next look
     }

@@ -14,6 +14,7 @@ use hapax::open::Pools;
 use hapax::problem::Problem;
 use hapax::records::{Create, Delete, ModuleSlug, Record, Records, Snapshot, Update};
 use hapax::{Error, Result};
+use tokio::sync::Semaphore;
 
 use super::app::{App, Shared};
 use crate::failure::Failure;
@@ -29,9 +30,6 @@ pub enum Store {
     /// This server has none; why not.
     Nowhere(String),
 }
-
-/// The right to run a write, until it is dropped.
-pub struct Turn<'s>(#[allow(dead_code)] Option<tokio::sync::SemaphorePermit<'s>>);
 
 /// A write of a record.
 pub enum Write {
@@ -91,13 +89,13 @@ impl Store {
         }
     }
 
-    /// Waits until a write may begin: writes hold a connection to their end, also while they wait for a lock.
-    #[allow(clippy::unused_async)] // files have no pool
-    pub async fn turn(&self) -> Turn<'_> {
+    /// Permits for writes, which hold a connection to their end, also while they wait for a lock.
+    /// Files have no pool.
+    pub fn writes(&self) -> Option<Arc<Semaphore>> {
         match self {
             #[cfg(feature = "postgres")]
-            Store::Postgres(of) => Turn(of.turn().await),
-            _ => Turn(None),
+            Store::Postgres(of) => Some(of.writes()),
+            _ => None,
         }
     }
 
@@ -256,13 +254,15 @@ async fn open_postgres(config: &Config, pools: &Pools) -> Result<Store> {
 
 #[cfg(feature = "postgres")]
 mod postgres {
+    use std::sync::Arc;
+
     use hapax::backend::postgres::{
         PgJournal, PgJournalSettings, PgKeys, PgKeysSettings, PgRecords, PgRecordsSettings,
     };
     use hapax::config::Config;
     use hapax::open::Pools;
     use hapax::{Error, Result};
-    use tokio::sync::{OnceCell, Semaphore, SemaphorePermit};
+    use tokio::sync::{OnceCell, Semaphore};
 
     /// Keys, journal and records on one pool.
     pub struct Postgres {
@@ -271,7 +271,7 @@ mod postgres {
         records: OnceCell<PgRecords>,
         accept_bypass: bool,
         /// How many writes of records may hold a connection at once.
-        writes: Semaphore,
+        writes: Arc<Semaphore>,
     }
 
     impl Postgres {
@@ -290,7 +290,7 @@ mod postgres {
             let accept_bypass = config.records.accept_bypass;
             // Some connections are left for what is short and must not wait: settlings, the relay, probes.
             let connections = keys.pool().options().get_max_connections();
-            let writes = Semaphore::new((connections - connections / 4) as usize);
+            let writes = Arc::new(Semaphore::new((connections - connections / 4) as usize));
             let of = Postgres { keys, journal, records: OnceCell::new(), accept_bypass, writes };
             match of.ready().await {
                 Ok(()) | Err(Error::NotFound(_)) => Ok(of),
@@ -307,8 +307,8 @@ mod postgres {
             self.records.get_or_try_init(|| PgRecords::open(&self.journal, settings)).await.map(|_| ())
         }
 
-        pub async fn turn(&self) -> Option<SemaphorePermit<'_>> {
-            self.writes.acquire().await.ok() // nobody closes it
+        pub fn writes(&self) -> Arc<Semaphore> {
+            Arc::clone(&self.writes)
         }
 
         pub fn records(&self) -> Result<&PgRecords> {

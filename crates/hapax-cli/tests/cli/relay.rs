@@ -221,6 +221,37 @@ fn every_parked_aggregate_is_resumed_in_one_change() {
     }
 }
 
+/// What an operator does to a relay is written down, where there is an audit: beside the API tokens.
+#[test]
+fn what_is_done_to_a_relay_leaves_an_audit_row() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    append_poison(dir);
+    once(dir, &[]).code(1);
+    run(dir, &["relay", "resume", "o-1"]).code(0); // there is no audit yet
+    run(dir, &["token", "create", "--name", "ops", "--role", "admin"]).code(0);
+    let by = ["--by", "ada", "--reason", "ticket 7"];
+    for action in [
+        &["resume", "--all"][..],
+        &["resume", "o-2"],
+        &["skip", "o-1", "--seq", "1", "--yes"],
+        &["rewind", "--to", "0", "--yes"],
+        &["forget", "--name", "relay", "--yes"],
+    ] {
+        once(dir, &[]); // what was resumed is parked again
+        run(dir, &[&["relay"][..], action, &by[..]].concat()).code(0);
+    }
+    let audit = run(dir, &["--json", "audit", "ls", "--action", "relay."]).code(0).json();
+    let rows = audit["audit"].as_array().unwrap_or_else(|| panic!("{audit}"));
+    let actions: Vec<_> = rows.iter().rev().map(|row| row["action"].as_str().unwrap()).collect();
+    let all = ["relay.resume", "relay.resume", "relay.skip", "relay.rewind", "relay.forget"];
+    assert_eq!(actions, all, "{audit}");
+    for row in rows {
+        assert_eq!((&row["who"], &row["reason"]), (&"ada".into(), &"ticket 7".into()), "{row}");
+        assert_eq!(row["target"], "relay", "{row}");
+    }
+}
+
 #[test]
 fn the_name_of_a_relay_may_stand_on_either_side_of_the_command() {
     let dir = tempfile::tempdir().unwrap();
