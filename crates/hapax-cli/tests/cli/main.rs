@@ -3,6 +3,7 @@
 mod common;
 
 mod basics;
+mod client_analytics;
 mod consume;
 mod consume_http;
 mod consume_kafka;
