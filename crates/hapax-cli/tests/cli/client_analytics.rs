@@ -122,7 +122,7 @@ async fn a_question_that_cannot_be_answered_is_an_error_by_its_code() {
         (ask().after_token("orders@7"), "MODULE/ID@SEQ"),
         (ask().after_token(format!("bills/{}@1", written.id)), "names a write of bills"),
         (ask().after(&written).wait(Duration::from_secs(31)), "up to 30s"),
-        (client.data("No Slug").analytics(), "slug"),
+        (client.data("No Slug").analytics(), "beginning with a letter"),
     ] {
         let error = question.tally().await.unwrap_err();
         assert!(matches!(error, Error::Invalid { .. }) && error.to_string().contains(says), "{error}");

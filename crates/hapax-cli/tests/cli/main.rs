@@ -7,6 +7,7 @@ mod client_analytics;
 mod consume;
 mod consume_http;
 mod consume_kafka;
+mod cross_layer;
 mod demo;
 mod doctor;
 mod explain;
