@@ -363,7 +363,7 @@ impl GroupBody {
         if self.measures.len() != asked.len() || !self.measures.iter().zip(asked).all(is) {
             return Err("the answer has other numbers than were asked for".to_owned());
         }
-        let measured = |(found, asked): (MeasureBody, &Measure)| {
+        let number_of = |(found, asked): (MeasureBody, &Measure)| {
             let number = |text: Box<RawValue>| {
                 Decimal::parse_sum(text.get())
                     .ok_or_else(|| format!("{:?} is no number that a sum can be", text.get()))
@@ -371,7 +371,7 @@ impl GroupBody {
             let value = found.value.map(number).transpose()?;
             Ok::<_, String>(Measured { measure: asked.clone(), value, left_out: found.left_out })
         };
-        let measures = self.measures.into_iter().zip(asked).map(measured).collect::<Result<_, _>>()?;
+        let measures = self.measures.into_iter().zip(asked).map(number_of).collect::<Result<_, _>>()?;
         Ok(Group { key: self.key, count: self.count, measures })
     }
 }
