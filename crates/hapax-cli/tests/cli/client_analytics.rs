@@ -23,7 +23,9 @@ fn client_of(server: &Server) -> Client {
 }
 
 fn number(text: &str) -> Option<Decimal> {
-    Some(Decimal::parse(text).unwrap())
+    let number = Decimal::parse(text);
+    assert!(number.is_some(), "{text}");
+    number
 }
 
 async fn create(orders: &Data, payload: &str) -> Record {

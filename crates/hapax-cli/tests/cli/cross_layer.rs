@@ -174,18 +174,18 @@ impl World {
 
     /// How many records the topic has, with pulses.
     fn published(&self) -> i64 {
-        self.on_bus(async |bus, partition| Some(bus.range(partition).await.ok()?.1)).unwrap_or(0)
+        self.on_bus(&async |bus, partition| Some(bus.range(partition).await.ok()?.1)).unwrap_or(0)
     }
 
     /// How many of them the consumers' group has committed.
     fn committed(&self) -> i64 {
         let of =
             async |bus: &dyn Bus, partition: &Partition| bus.committed(&self.topic, partition).await.ok();
-        self.on_bus(async |bus, partition| Some(of(bus, partition).await?.unwrap_or(0))).unwrap_or(0)
+        self.on_bus(&async |bus, partition| Some(of(bus, partition).await?.unwrap_or(0))).unwrap_or(0)
     }
 
     /// The sum over the partitions; `None` if the broker is too busy to say.
-    fn on_bus(&self, of: impl AsyncFn(&dyn Bus, &Partition) -> Option<i64>) -> Option<i64> {
+    fn on_bus(&self, of: &impl AsyncFn(&dyn Bus, &Partition) -> Option<i64>) -> Option<i64> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let bus = hapax::open::bus(&self.bus).await.ok()?;

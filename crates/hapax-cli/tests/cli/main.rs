@@ -23,6 +23,7 @@ mod probe;
 mod project;
 mod query;
 mod query_clickhouse;
+mod query_postgres;
 mod relay;
 mod serve;
 mod serve_access;
