@@ -24,6 +24,11 @@ pub struct Decimal(i128);
 impl Decimal {
     /// From the text of a JSON number.
     pub fn parse(text: &str) -> Option<Self> {
+        Decimal::parse_sum(text).filter(|number| number.0.abs() < LIMIT)
+    }
+
+    /// From the text of a sum, which may have more digits before the point than a number that is added.
+    pub(crate) fn parse_sum(text: &str) -> Option<Self> {
         let (negative, text) = text.strip_prefix('-').map_or((false, text), |rest| (true, rest));
         let (mantissa, exponent) = match text.split_once(['e', 'E']) {
             Some((mantissa, exponent)) => (mantissa, exponent.parse::<i32>().ok()?),
@@ -44,7 +49,7 @@ impl Decimal {
         let shift = exponent.checked_sub(i32::try_from(fraction.len()).ok()?)?.checked_add(zeros)?;
         let power = u32::try_from(shift.checked_add(SCALE.cast_signed())?).ok()?;
         let value = kept.parse::<i128>().ok()?.checked_mul(10_i128.checked_pow(power)?)?;
-        (value < LIMIT).then_some(Decimal(if negative { -value } else { value }))
+        Some(Decimal(if negative { -value } else { value }))
     }
 
     /// From units of the last digit.

@@ -335,7 +335,7 @@ impl Client {
         let path = ["v1", "claims", end];
         let path = &path[..if end.is_empty() { 2 } else { 3 }];
         let (url, body) = (self.url(path, None), Some(body.into()));
-        Ok(Call { what, method: Method::POST, url, key: None, body, in_doubt: false })
+        Ok(Call { what, method: Method::POST, url, key: None, body, in_doubt: false, wait: Duration::ZERO })
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::time::Duration;
 
-use reqwest::Method;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -11,6 +11,7 @@ use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use super::Client;
+use super::analytics::Analytics;
 use super::error::{Error, Result};
 use super::exchange::{Call, Reply};
 use super::prepared::{Operation, PreparedWrite, check_module};
@@ -99,6 +100,12 @@ impl Record {
         Err(format!("the answer is about record {} of {}", self.id, Visible(&self.module)))
     }
 
+    /// Names the write that left it so, for readers that wait until it is visible
+    /// ([`Analytics::after_token`]): `orders/ID@SEQ`.
+    pub fn read_token(&self) -> String {
+        format!("{}/{}@{}", self.module, self.id, self.seq)
+    }
+
     /// Its content as your type.
     pub fn payload_as<T: DeserializeOwned>(&self) -> Result<T> {
         serde_json::from_str(self.payload.as_str()).map_err(|error| {
@@ -157,9 +164,29 @@ impl RecordBody {
 }
 
 #[derive(Deserialize)]
-struct PageBody {
+pub(super) struct PageBody {
     records: Vec<RecordBody>,
     next: Option<Uuid>,
+}
+
+impl PageBody {
+    /// The page behind `after`, if its records are the module's.
+    pub(super) fn page(self, module: &str, after: Option<Uuid>) -> std::result::Result<Page, String> {
+        // A cursor that does not move would go round for ever.
+        if self.next.is_some() && self.next <= after {
+            return Err("the server's cursor does not move".to_owned());
+        }
+        let record = |body: RecordBody| body.record()?.is(module, None);
+        let records = self.records.into_iter().map(record).collect::<std::result::Result<_, _>>()?;
+        Ok(Page { records, next: self.next })
+    }
+}
+
+pub(super) fn check_limit(limit: u32) -> Result<()> {
+    if (1..=1000).contains(&limit) {
+        return Ok(());
+    }
+    Err(Error::invalid("the limit", format!("{limit} is not in 1 to 1000")))
 }
 
 /// Reads a success as JSON; otherwise it is no answer of the server.
@@ -270,14 +297,8 @@ impl Data {
         check_module(&self.module)?;
         let mut path = records_path(&self.module);
         path.push(id.to_string());
-        let call = Call {
-            what: format!("reading record {id} of {}", self.module),
-            method: Method::GET,
-            url: self.client.url(&path, None),
-            key: None,
-            body: None,
-            in_doubt: false,
-        };
+        let what = format!("reading record {id} of {}", self.module);
+        let call = Call::question(what, self.client.url(&path, None));
         self.client
             .call(&call, |reply| parse::<RecordBody>(reply)?.record()?.is(&self.module, Some(id)))
             .await
@@ -286,29 +307,17 @@ impl Data {
     /// Reads up to `limit` records (1 to 1000) in the order of their ids, from behind `after` on.
     pub async fn list(&self, after: Option<Uuid>, limit: u32) -> Result<Page> {
         check_module(&self.module)?;
-        if !(1..=1000).contains(&limit) {
-            return Err(Error::invalid("the limit", format!("{limit} is not in 1 to 1000")));
-        }
+        check_limit(limit)?;
         let from = after.map_or_else(String::new, |after| format!("after={after}&"));
-        let call = Call {
-            what: format!("listing records of {}", self.module),
-            method: Method::GET,
-            url: self.client.url(&records_path(&self.module), Some(&format!("{from}limit={limit}"))),
-            key: None,
-            body: None,
-            in_doubt: false,
-        };
-        let page = |reply: &Reply| {
-            let page: PageBody = parse(reply)?;
-            // A cursor that does not move would go round for ever.
-            if page.next.is_some() && page.next <= after {
-                return Err("the server's cursor does not move".to_owned());
-            }
-            let record = |body: RecordBody| body.record()?.is(&self.module, None);
-            let records = page.records.into_iter().map(record).collect::<std::result::Result<_, _>>()?;
-            Ok(Page { records, next: page.next })
-        };
-        self.client.call(&call, page).await
+        let url = self.client.url(&records_path(&self.module), Some(&format!("{from}limit={limit}")));
+        let call = Call::question(format!("listing records of {}", self.module), url);
+        self.client.call(&call, |reply| parse::<PageBody>(reply)?.page(&self.module, after)).await
+    }
+
+    /// Questions to the read model of the module: counts, sums, and records with the time up to which the
+    /// answer is complete. Nothing is asked yet.
+    pub fn analytics(&self) -> Analytics {
+        Analytics::new(self.client.clone(), self.module.clone())
     }
 
     /// All records in the order of their ids, read page by page. It is not a snapshot: what is
@@ -397,6 +406,7 @@ impl Client {
             key: Some(write.key()),
             body: write.body().map(|body| bytes::Bytes::copy_from_slice(body.as_bytes())),
             in_doubt: write.maybe_sent(),
+            wait: Duration::ZERO,
         };
         let read = |reply: &Reply| {
             let record = parse::<RecordBody>(reply)?.record()?.is(write.module(), write.record_id())?;

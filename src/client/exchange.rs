@@ -30,6 +30,15 @@ pub(super) struct Call<'c> {
     pub(super) body: Option<bytes::Bytes>,
     /// Whether it may have been sent before, by an earlier call.
     pub(super) in_doubt: bool,
+    /// How long the server may wait before it answers, on top of an attempt's time and of the deadline.
+    pub(super) wait: Duration,
+}
+
+impl Call<'_> {
+    /// A question: it changes nothing.
+    pub(super) fn question(what: String, url: Url) -> Self {
+        Call { what, method: Method::GET, url, key: None, body: None, in_doubt: false, wait: Duration::ZERO }
+    }
 }
 
 /// A success.
@@ -93,13 +102,15 @@ impl Client {
             let limit = settings.body_bytes_max;
             return Err(Error::invalid("the request", format!("it has {bytes} bytes; the limit is {limit}")));
         }
-        let deadline = Instant::now().checked_add(settings.deadline); // `None`: it is too far away
+        let deadline = settings.deadline.saturating_add(call.wait);
+        let deadline = Instant::now().checked_add(deadline); // `None`: it is too far away
         let mut history = History { in_doubt: call.in_doubt, ..History::default() };
         let first = Instant::now();
         loop {
             let sent = Sent { first, last: Instant::now() };
             let left = deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
-            let attempt = self.attempt(call, left.min(settings.attempt_timeout)).await?;
+            let longest = settings.attempt_timeout.saturating_add(call.wait);
+            let attempt = self.attempt(call, left.min(longest)).await?;
             history.attempts = history.attempts.saturating_add(1);
             let (verdict, after) = match attempt {
                 Attempt::Reply { replayed, body } => match read(&Reply { replayed, body, sent }) {

@@ -1,5 +1,7 @@
 //! Appends to the server's journal, and what the server says about itself.
 
+use std::time::Duration;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use reqwest::Method;
@@ -166,6 +168,7 @@ impl Client {
             key: None,
             body: Some(body.into()),
             in_doubt: false,
+            wait: Duration::ZERO,
         };
         let read = |reply: &Reply| {
             let appended: Appended = parse(reply)?;
@@ -195,14 +198,7 @@ impl Client {
 
     /// What the server is, and its limits.
     pub async fn info(&self) -> Result<Info> {
-        let call = Call {
-            what: "asking for the server's info".to_owned(),
-            method: Method::GET,
-            url: self.url(&["v1", "info"], None),
-            key: None,
-            body: None,
-            in_doubt: false,
-        };
+        let call = Call::question("asking for the server's info".to_owned(), self.url(&["v1", "info"], None));
         self.call(&call, parse::<Info>).await
     }
 }

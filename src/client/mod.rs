@@ -33,8 +33,24 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The client knows no server code: it imports the key's type and the names of things, nothing else.
+//! Questions about many records go to the server's read model, where each record counts once:
+//!
+//! ```no_run
+//! # async fn run(client: hapax::client::Client) -> hapax::client::Result<()> {
+//! let orders = client.data("orders");
+//! let created = orders.create(serde_json::json!({"amount": 7.5, "status": "paid"})).await?;
+//! let answer = orders.analytics().sum("/amount").group_by("/status").after(&created.record).tally().await?;
+//! for group in &answer.value.groups {
+//!     println!("{}: {} orders, {:?}", group.key, group.count, group.sum("/amount"));
+//! }
+//! println!("complete up to {:?}", answer.meta.last_sync_at); // every write acknowledged before it is counted
+//! # Ok(()) }
+//! ```
+//!
+//! The client knows no server code: it imports the types of keys, fields and numbers and the names of
+//! things, nothing else.
 
+mod analytics;
 mod claims;
 mod data;
 mod error;
@@ -50,6 +66,7 @@ use std::time::Duration;
 use reqwest::Url;
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 
+pub use analytics::{Analytics, Answer, Group, Measured, Meta, Tally};
 pub use claims::{Claim, ClaimError, ClaimOutcome, ClaimRequest, Extended};
 pub use data::{Data, Page, Payload, Record, Records, Written};
 pub use error::{Error, Result};

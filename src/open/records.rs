@@ -73,7 +73,9 @@ async fn open_postgres(url: &str, settings: &OpenSettings, roles: &Roles) -> Res
 #[cfg(feature = "postgres")]
 async fn postgres_snapshot(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Snapshot>> {
     use crate::backend::postgres::PgSnapshot;
-    Ok(Arc::new(PgSnapshot::connect(url, &settings.schema).await?))
+    let (pool_max, timeout) = (settings.pool_max, settings.acquire_timeout);
+    let pool = settings.pools.postgres("journal.url", url, pool_max, timeout).await?;
+    Ok(Arc::new(PgSnapshot::with_pool(pool, &settings.schema)?))
 }
 
 #[cfg(not(feature = "postgres"))]

@@ -13,7 +13,10 @@ use hapax::backend::sqlite::{SqliteJournal, SqliteReadModel, SqliteRecords};
 use hapax::bus::{Bus, EmbeddedBus, MemoryBus, Partition, TopicSettings};
 use hapax::clock::{Clock as _, SystemClock};
 use hapax::journal::{Checkpoint, Journal, JournalSettings, Position, RelayStore as _};
-use hapax::records::{Create, Delete, List, ModuleSlug, Modules as _, Payload, Record, Records as _, Update};
+use hapax::records::{
+    Create, Delete, List, ModuleSlug, Modules as _, OfTenant, Payload, Record, Records as _, Scan, Snapshot,
+    Update,
+};
 use hapax::relay::{Relay, RelayHandle};
 use hapax::{Error, RelayName, Tenant, Time, Topic};
 use tokio::task::JoinHandle;
@@ -338,6 +341,57 @@ async fn a_model_that_begins_late_begins_with_the_records_as_they_are() {
         feed.end().await;
     }
     assert!(model.rejected(1).await.unwrap().is_empty(), "nothing is missing");
+    relay.end().await;
+}
+
+/// Records that change after a snapshot has read them, and before the model has them.
+struct Changing {
+    source: Arc<Source>,
+    /// What happens after the first page: it is updated, it is deleted.
+    after: Mutex<Option<(Record, Record)>>,
+}
+
+#[async_trait::async_trait]
+impl Snapshot for Changing {
+    async fn snapshot(&self, scan: &Scan) -> hapax::Result<Vec<OfTenant>> {
+        let page = self.source.records.snapshot(scan).await?;
+        let after = self.after.lock().unwrap().take();
+        if let Some((changed, deleted)) = after {
+            let changed =
+                Update::new(changed.module, changed.id, changed.seq, Payload::new(r#"{"changed":1}"#)?);
+            self.source.records.update(&changed).await?;
+            self.source.records.delete(&Delete::new(deleted.module, deleted.id, deleted.seq)).await?;
+            self.source.create(None, r#"{"late":1}"#).await;
+        }
+        Ok(page)
+    }
+    async fn now(&self) -> hapax::Result<Time> {
+        self.source.records.now().await
+    }
+}
+
+/// The snapshot has the record as it was, the topic what became of it. Which of them is applied last does not matter.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_written_while_a_model_begins_is_in_it() {
+    let source = Arc::new(Source::new().await);
+    let (changed, deleted) = (source.create(None, "{}").await, source.create(None, "{}").await);
+    let model = sqlite(&source.file());
+    let relay = source.relay();
+    let after = Mutex::new(Some((changed.clone(), deleted.clone())));
+    let changing = Arc::new(Changing { source: Arc::clone(&source), after });
+    let mut settings = FeedSettings::new(topic());
+    settings.linger = Duration::from_millis(5);
+    let feed = Feed::new(Arc::clone(&source.bus), Arc::clone(&model), settings).unwrap();
+    let feed = feed.with_snapshot(Arc::<Changing>::clone(&changing));
+    let stop = feed.handle();
+    let feed = Running { task: tokio::spawn(feed.run()), stop: Stop::Feed(stop) };
+    equals_source(&source, &model).await;
+    assert!(changing.after.lock().unwrap().is_none(), "it was changed after the snapshot had read it");
+    let rows = listed(&model, None).await.0;
+    assert_eq!(rows.len(), 2, "{rows:?}");
+    assert!(rows.iter().any(|row| row.id == changed.id && row.seq == 2), "{rows:?}");
+    assert!(rows.iter().all(|row| row.id != deleted.id), "{rows:?}");
+    feed.end().await;
     relay.end().await;
 }
 

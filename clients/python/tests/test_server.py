@@ -517,7 +517,7 @@ class Asyncio(Case):
             record = (await orders.update(written.record.id, 1, {"mark": mark, "n": 2})).record
             self.assertEqual((await orders.get(record.id)).seq, 2)
             self.assertEqual([r.id async for r in orders.records(page=2) if r.payload.get("mark") == mark], [record.id])
-            tally = await client.analytics("orders").tally(after_write=record, wait=30.0)
+            tally = await client.data("orders").analytics().tally(approximate=True, after_write=record, wait=30.0)
             self.assertGreaterEqual(tally.groups[0].count, 1)
             event = self.named("event")
             self.way.plan.append(Lose())
@@ -720,7 +720,7 @@ class Other(Case):
         amounts = ["0.1", "0.2", "12345678901234567890.123"]
         for at, amount in enumerate(amounts):
             last = self.orders.create(RawJson('{"of":"%s","kind":"%s","amount":%s}' % (mark, f"{mark}-{at % 2}", amount)))
-        question = self.client.analytics("orders")
+        question = self.orders.analytics()
         tally = question.tally(sum="/amount", max=["/amount"], group_by="/kind", after_write=last, wait=30.0)
         groups = {group.key: group for group in tally.groups}
         even = groups[f"{mark}-0"]
@@ -730,6 +730,10 @@ class Other(Case):
         page = question.records(limit=1000, since="1h", after_write=last.record, wait=30.0)
         self.assertEqual(sum(record.payload.get("of") == mark for record in page.records), 3)
         self.assertIn("stale", page.meta)
+        # This read model is never wrong, and says so.
+        self.assertIsNone(question.tally(approximate=True).meta["approximate"])
+        self.assertIn("approximate=true", self.way.asked[-1][2])
+        self.assertEqual(self.client.analytics("orders").records(approximate=True, limit=1).meta["approximate"], None)
         with self.assertRaises(Conflict):
             question.tally(after_write=f"orders/{last.record.id}@99", wait=0.0)
         self.assertRaises(Invalid, question.tally, sum="/a,b")

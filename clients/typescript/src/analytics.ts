@@ -14,6 +14,8 @@ export type Write = Written | Record_ | string;
 export interface QuestionOptions {
   /** Only records written within this time, as `7d`, `24h` or `90s`. */
   readonly since?: string | undefined;
+  /** Accept that replaced and deleted versions may count, which is faster on some read models; `meta` says so. */
+  readonly approximate?: boolean;
   /** Wait until this write of yours is visible. */
   readonly afterWrite?: Write | undefined;
   /** How long to wait for it; 5000 if it is not said, 30000 at most. */
@@ -68,11 +70,12 @@ export interface Tally {
 
 function common(options: QuestionOptions): { query: Record<string, string | number | undefined>; waitMs: number } {
   const { since, afterWrite, waitMs = 5000 } = options;
+  const approximate = options.approximate ? "true" : undefined;
   if (!(waitMs >= 0 && waitMs <= 30_000)) throw new Invalid("the wait", `it is ${waitMs} ms; it must be 0 to 30000`);
-  if (afterWrite === undefined) return { query: { since }, waitMs: 0 };
+  if (afterWrite === undefined) return { query: { since, approximate }, waitMs: 0 };
   const record = typeof afterWrite === "object" && "record" in afterWrite ? afterWrite.record : afterWrite;
   const token = typeof record === "string" ? record : record.readToken;
-  return { query: { since, after_write: token, wait_ms: Math.round(waitMs) }, waitMs };
+  return { query: { since, approximate, after_write: token, wait_ms: Math.round(waitMs) }, waitMs };
 }
 
 /** Records as the read model has them. */

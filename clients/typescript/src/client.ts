@@ -147,6 +147,11 @@ export class Data<P = unknown> extends records.Writes {
     this.#ask = ask;
   }
 
+  /** Questions to the read model of the module. */
+  analytics(): Analytics<P> {
+    return this.#client.analytics<P>(this.module);
+  }
+
   /**
    * Creates a record. Retries by itself. If it fails without an answer, the error has the write with its key
    * (`error.prepared`): send that again.

@@ -548,7 +548,7 @@ describe("the rest", () => {
     for (const [at, amount] of ["0.1", "0.2", "12345678901234567890.123"].entries()) {
       last = await orders.create(new RawJson(`{"of":"${mark}","kind":"${mark}-${at % 2}","amount":${amount}}`));
     }
-    const question = client.analytics("orders");
+    const question = orders.analytics();
     const tally = await question.tally({ sum: "/amount", max: ["/amount"], groupBy: "/kind", afterWrite: last, waitMs: 30_000 });
     const groups = new Map(tally.groups.map((group) => [group.key, group]));
     const even = groups.get(`${mark}-0`);
@@ -557,6 +557,10 @@ describe("the rest", () => {
     const found = await question.records({ limit: 1000, since: "1h", afterWrite: last.record, waitMs: 30_000 });
     assert.equal(found.records.filter((record) => record.payload.of === mark).length, 3);
     assert.equal(typeof found.meta.stale, "boolean");
+    // This read model is never wrong, and says so.
+    assert.equal((await question.tally({ approximate: true })).meta.approximate, null);
+    assert.equal((await client.analytics("orders").records({ approximate: true, limit: 1 })).meta.approximate, null);
+    assert.ok(way.lastUrl.includes("approximate=true"), way.lastUrl);
     await errorOf(question.tally({ afterWrite: `orders/${last.record.id}@99`, waitMs: 0 }), Conflict);
     await errorOf(question.tally({ sum: "/a,b" }), Invalid);
   });

@@ -90,6 +90,7 @@ export class Way {
   plan = [];
   always = new Map();
   askedAt = [];
+  lastUrl = "";
   lost = 0;
 
   static async to(server) {
@@ -106,6 +107,7 @@ export class Way {
     const chunks = [];
     for await (const chunk of request) chunks.push(chunk);
     this.askedAt.push(performance.now());
+    this.lastUrl = request.url;
     const step = this.always.get(request.url.split("?")[0]) ?? this.plan.shift();
     if (step?.status) {
       response.writeHead(step.status, step.headers).end(step.body);

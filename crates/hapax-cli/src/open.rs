@@ -77,7 +77,7 @@ pub async fn existing_journal(global: &Global, config: &Config) -> Result<Arc<dy
 }
 
 /// How many connections the role has that looks after all tenants.
-const MAINTENANCE_CONNECTIONS: u32 = 2;
+pub const MAINTENANCE_CONNECTIONS: u32 = 2;
 
 /// With the role that looks after all tenants. It makes nothing.
 fn maintenance_settings(config: &Config, pools: &Pools) -> open::OpenSettings {

@@ -1,5 +1,6 @@
 //! The client against a service that fails in every way that a network, a proxy and a server can.
 
+mod analytics;
 mod doubt;
 mod service;
 

@@ -50,21 +50,34 @@ class Tally:
     more: bool
     """Whether there are more groups than these."""
     meta: dict[str, Any]
-    """How current they are: `lastSyncAt`, `stale`."""
+    """How current they are: `lastSyncAt`, `stale`, and what an `approximate` answer may count wrongly."""
 
 
-def _common(since: Optional[str], after_write: Optional[Write], wait: float) -> dict[str, Any]:
+def _common(
+    since: Optional[str], approximate: bool, after_write: Optional[Write], wait: float
+) -> dict[str, Any]:
     if isinstance(after_write, Written):
         after_write = after_write.record
     token = after_write.read_token if isinstance(after_write, Record) else after_write
     wait_ms = round(wait * 1000)
     if not 0 <= wait_ms <= 30_000:
         raise Invalid("the wait", f"it is {wait} s; it must be 0 to 30 s")
-    return {"since": since, "after_write": token, "wait_ms": None if token is None else wait_ms}
+    return {
+        "since": since,
+        "approximate": "true" if approximate else None,
+        "after_write": token,
+        "wait_ms": None if token is None else wait_ms,
+    }
 
 
 def records(
-    module: str, since: Optional[str], after: Optional[RecordId], limit: int, after_write: Optional[Write], wait: float
+    module: str,
+    since: Optional[str],
+    after: Optional[RecordId],
+    limit: int,
+    approximate: bool,
+    after_write: Optional[Write],
+    wait: float,
 ) -> Call[Page]:
     """Records as the read model has them."""
     start = None if after is None else check_id(after, "the cursor")
@@ -73,7 +86,7 @@ def records(
         "GET /v1/analytics/modules/{slug}/records",
         lambda reply: read_page(reply.body, module, start),
         path={"slug": module},
-        query={"after": start, "limit": check_limit(limit), **_common(since, after_write, wait)},
+        query={"after": start, "limit": check_limit(limit), **_common(since, approximate, after_write, wait)},
         wait=wait,
     )
 
@@ -85,6 +98,7 @@ def tally(
     max: Fields,
     group_by: Optional[str],
     since: Optional[str],
+    approximate: bool,
     after_write: Optional[Write],
     wait: float,
 ) -> Call[Tally]:
@@ -95,7 +109,7 @@ def tally(
         "GET /v1/analytics/modules/{slug}/tally",
         _read_tally,
         path={"slug": module},
-        query={**query, **_common(since, after_write, wait)},
+        query={**query, **_common(since, approximate, after_write, wait)},
         wait=wait,
     )
 

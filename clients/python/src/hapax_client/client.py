@@ -167,6 +167,10 @@ class Data(Writes):
         super().__init__(client.server, client.tenant, module)
         self._client = client
 
+    def analytics(self) -> "Analytics":
+        """Questions to the read model of the module."""
+        return Analytics(self._client, self.module)
+
     def create(self, payload: Any) -> Written:
         """Creates a record. Retries by itself. If it fails without an answer, the error has the write with its key
         (`error.prepared`): send that again."""
@@ -284,7 +288,8 @@ class DeadLetters:
 
 
 class Analytics:
-    """Questions to the read model of one module. `after_write` waits until a write of yours is visible."""
+    """Questions to the read model of one module. `after_write` waits until a write of yours is visible.
+    With `approximate` replaced and deleted versions may count, which is faster on some read models; `meta` says so."""
 
     def __init__(self, client: Client, module: str) -> None:
         self._client, self._module = client, module
@@ -295,11 +300,12 @@ class Analytics:
         since: Optional[str] = None,
         after: Optional[RecordId] = None,
         limit: int = 100,
+        approximate: bool = False,
         after_write: Optional[Write] = None,
         wait: float = 5.0,
     ) -> Page:
         """A page of records, each once; `meta` says how current they are. `since` is a time span such as `7d`."""
-        call = analytics.records(self._module, since, after, limit, after_write, wait)
+        call = analytics.records(self._module, since, after, limit, approximate, after_write, wait)
         return self._client._call(call)
 
     def tally(
@@ -310,9 +316,10 @@ class Analytics:
         max: Fields = (),
         group_by: Optional[str] = None,
         since: Optional[str] = None,
+        approximate: bool = False,
         after_write: Optional[Write] = None,
         wait: float = 5.0,
     ) -> Tally:
         """Counts records, and computes exact sums, least and greatest numbers of fields (JSON pointers)."""
-        call = analytics.tally(self._module, sum, min, max, group_by, since, after_write, wait)
+        call = analytics.tally(self._module, sum, min, max, group_by, since, approximate, after_write, wait)
         return self._client._call(call)

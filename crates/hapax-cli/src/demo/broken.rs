@@ -1,4 +1,5 @@
-//! `--break`: a ledger that forgets one of its checks, to show that the witness would notice.
+//! `--break`: a ledger that forgets one of its checks, to show that the witness would notice. What the read
+//! model may forget is in `by_arrival`.
 
 use std::time::Duration;
 
@@ -20,6 +21,8 @@ pub enum Break {
     Token,
     /// An event that was done before is claimed as if it were new
     Claim,
+    /// The read model keeps the change that arrived last, whatever its version
+    Version,
 }
 
 impl Break {
@@ -28,6 +31,7 @@ impl Break {
         match self {
             Break::Token => "token",
             Break::Claim => "claim",
+            Break::Version => "version",
         }
     }
 }

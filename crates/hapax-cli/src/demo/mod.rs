@@ -3,15 +3,19 @@
 //!
 //! ```text
 //! clients ─▶ journal ─▶ relay ─▶ bus ─┬▶ billing:  charge, a row in the ledger's database (transactional)
-//!  (retry)              (killed)  ▲   └▶ shipping: parcel, a document of the carrier      (leased)
-//!                            copies, shuffled          both: processes of this binary (killed, frozen)
+//!  (retry)              (killed)  ▲   ├▶ shipping: parcel, a document of the carrier      (leased)
+//!                            copies,  │            both: processes of this binary (killed, frozen)
+//!                            shuffled └▶ reading:  each order as a row of a read model     (by version)
 //! ```
 //!
 //! The charge commits with its claim: exactly once. The parcel is booked at least once, and takes
-//! effect once because the carrier dedups on the key and refuses older tokens. `story` is what
-//! happens, `crew` the processes, `worker` what they run, `witness` who counts the effects.
+//! effect once because the carrier dedups on the key and refuses older tokens. Every order is a record
+//! too, which is changed once. All changes are published again, the old ones after the new ones, and the
+//! read model has each order once, as it is now. `story` is what happens, `crew` the processes, `worker`
+//! what they run, `witness` who counts the effects and the rows.
 
 mod broken;
+mod by_arrival;
 mod carrier;
 mod control;
 mod crew;
@@ -50,10 +54,13 @@ use crate::signal::Gate;
 /// A shop takes 5,000 orders. Each order makes two events: charge the customer, and book a parcel
 /// with a carrier. Clients send orders again, the network delivers events twice and in another
 /// order, workers are killed in the middle of their work, and one is frozen until its lease is over
-/// and then woken up. At the end a witness, which does not trust the ledger, counts the charges and
-/// the parcels. It needs no server, takes less than a minute and leaves nothing behind.
+/// and then woken up. Each order is a record that is changed once, and a read model follows; all changes
+/// are published again, the old ones after the new ones. At the end a witness, which does not trust the
+/// ledger, counts the charges, the parcels and the rows of the read model. It needs no server, takes less
+/// than a minute and leaves nothing behind.
 ///
-/// Exit code 0: every order was charged once and shipped once. 1: something was lost or doubled.
+/// Exit code 0: every order was charged once and shipped once, and is one row as it is now. 1: something
+/// was lost, doubled or outdated.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -61,6 +68,7 @@ Examples:
   hapax demo --seed 7 --json        the same orders every time; one line of JSON at the end
   hapax demo --break claim          without the ledger's claims: customers are charged twice
   hapax demo --break token          without tokens: a worker that wakes up late erases a parcel
+  hapax demo --break version        without versions: the read model shows orders as they were
   hapax demo --data shop            keep the files, and say how to look into them")]
 pub struct DemoArgs {
     /// Repeat a run: the same orders, retries and copies. Chosen at random if not given
@@ -69,7 +77,7 @@ pub struct DemoArgs {
     /// How many events, two for each order
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(200..=200_000))]
     events: u64,
-    /// Break one of the ledger's checks, and see the witness notice. Exits with code 1
+    /// Break one of the checks, and see the witness notice. Exits with code 1
     #[arg(long = "break", value_enum, value_name = "CHECK")]
     broken: Option<Break>,
     /// Keep the files here, in a directory that is empty or does not exist
@@ -109,7 +117,7 @@ pub async fn run(global: &Global, args: &DemoArgs, gate: &Gate) -> Result<u8, Fa
             if let Some(dir) = kept.filter(|_| !global.json) {
                 hints(&dir)?;
             }
-            let kept_promise = findings.lost == 0 && findings.doubled == 0;
+            let kept_promise = findings.lost == 0 && findings.doubled == 0 && findings.outdated == 0;
             Ok(if kept_promise { 0 } else { BROKEN_PROMISE })
         }
         Err(signal) => Ok(u8::try_from(signal).unwrap_or(BROKEN_PROMISE)),
@@ -126,7 +134,7 @@ async fn play(
     json: bool,
 ) -> Result<Findings, Failure> {
     let unread = |e| Failure::dependency("unavailable", format!("the effects cannot be read: {e}"));
-    let (journal, bus) = world.make().await?;
+    let (records, bus) = world.make().await?;
     let mut random = Random(seed);
     let orders = Order::random(args.events / 2, &mut random);
     let title = format!(
@@ -136,7 +144,7 @@ async fn play(
     let shows = Shows::on_this_terminal(json);
     let view = View::start(shows, title, shared.clone(), Witness::new(&world).map_err(unread)?);
     let story = Story {
-        journal: Arc::new(journal),
+        records: Arc::new(records),
         bus: Arc::new(bus),
         ledger: SqliteLedger::open_read_only(world.ledger(), Settings::default())?,
         shown: shared.clone(),
@@ -159,12 +167,13 @@ fn tell(
     findings: &Findings,
     seconds: f64,
 ) -> Result<(), Failure> {
-    let Findings { effects, lost, doubled, examples } = findings;
+    let Findings { effects, lost, doubled, rows, outdated, examples } = findings;
     let (deliveries, duplicates) = (shown.deliveries(), shown.duplicates());
     if global.json {
         return print::json(&json!({
             "events": shown.events, "deliveries": deliveries, "duplicates": duplicates, "kills": shown.kills,
             "effects": effects, "lost": lost, "doubled": doubled, "retries": shown.retried, "fenced": shown.fenced,
+            "orders": shown.events / 2, "republished": shown.republished, "rows": rows, "outdated": outdated,
             "broken": args.broken.map(Break::name), "examples": examples, "seed": seed,
             "seconds": (seconds * 10.0).round() / 10.0,
         }));
@@ -183,8 +192,15 @@ fn tell(
         n(*lost),
         n(*doubled)
     ))?;
+    print::line(&format!(
+        "Read model: {} orders, {} rows, {} missing or outdated; {} changes were published again.",
+        n(shown.events / 2),
+        n(*rows),
+        n(*outdated),
+        n(shown.republished)
+    ))?;
     print::line(
-        "Counted by a witness that has its own list of what was sent and reads the\ncharges and the parcels themselves; it never asks the ledger.",
+        "Counted by a witness that has its own list of what was sent and reads the\ncharges, the parcels and the rows themselves; it never asks the ledger.",
     )?;
     for example in examples {
         print::line(&format!("For example: {example}."))?;
@@ -192,7 +208,7 @@ fn tell(
     if let Some(what) = args.broken {
         let name = what.name();
         print::line(&format!(
-            "This ledger was broken on purpose (--break {name}); without it nothing is\nlost and nothing is doubled."
+            "This was broken on purpose (--break {name}); without it nothing is lost,\ndoubled or outdated."
         ))?;
     }
     let again = args.broken.map_or(String::new(), |what| format!(" --break {}", what.name()));
@@ -209,6 +225,7 @@ fn hints(dir: &Path) -> Result<(), Failure> {
         "ledger show --scope billing order-1-paid",
         "journal read --limit 5",
         "relay status",
+        "query records --module orders --limit 5",
         "doctor --topic parcels --scope shipping",
     ] {
         print::line(&format!("  hapax --data {dir} {command}"))?;

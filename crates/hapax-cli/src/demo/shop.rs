@@ -1,23 +1,29 @@
 //! What arrives: orders in random order, clients that send them again, and a network that delivers
 //! records twice.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use hapax::analytics::Uuid;
+use hapax::backend::sqlite::SqliteRecords;
 use hapax::bus::{Bus, BusEvent, Record, Subscription};
 use hapax::event::Headers;
 use hapax::journal::{Append, Expected, Placing};
-use hapax::{Event, EventId, Journal, Kind, Topic};
+use hapax::records::{Create, ModuleSlug, Payload, Records, Update};
+use hapax::{Event, EventId, Journal as _, Kind, Topic};
 use serde_json::json;
 use tokio::task::JoinSet;
 
 use super::view::Shared;
-use super::world::{PARCELS, PAYMENTS};
+use super::world::{ORDERS, PARCELS, PAYMENTS};
 
 /// The kinds of events: an order is paid, then shipped.
 pub const PAID: &str = "order.paid";
 pub const SHIPPED: &str = "order.shipped";
+/// What the record of an order says, first and last.
+const TAKEN: &str = "taken";
+pub const CONFIRMED: &str = "confirmed";
 /// How many clients send at once.
 const CLIENTS: usize = 16;
 /// One order in this many is sent again.
@@ -79,6 +85,27 @@ impl Order {
         EventId::new(format!("order-{}-shipped", self.number))
     }
 
+    /// The id of its record.
+    fn id(&self) -> Uuid {
+        Uuid::from_u64_pair(0, self.number)
+    }
+
+    /// The content of its record.
+    pub fn content(&self, status: &str) -> serde_json::Value {
+        json!({"order": self.number, "customer": self.customer, "cents": self.cents, "status": status})
+    }
+
+    /// Makes its record, or changes it: every order is taken, and then confirmed.
+    async fn write(&self, records: &dyn Records, status: &str) -> hapax::Result<()> {
+        let (module, payload) = (ModuleSlug::new(ORDERS)?, Payload::new(self.content(status).to_string())?);
+        if status == TAKEN {
+            records.create(&Create::new(module, payload).id(self.id())).await?;
+        } else {
+            records.update(&Update::new(module, self.id(), 1, payload)).await?;
+        }
+        Ok(())
+    }
+
     /// What a client sends, the first time and every time: both events of the order, in one step.
     fn append(&self) -> hapax::Result<Append> {
         let event = |id: EventId, kind: &str| -> hapax::Result<Event> {
@@ -91,28 +118,35 @@ impl Order {
 }
 
 /// Sends orders to the journal, many clients at once. Some get no answer (so they believe) and send
-/// again, later and in another order.
+/// again, later and in another order. Each order is a record too, written twice.
 pub async fn send(
-    journal: Arc<dyn Journal>,
+    records: Arc<SqliteRecords>,
     orders: Vec<Order>,
     mut random: Random,
     shown: Shared,
 ) -> hapax::Result<()> {
     let mut again: Vec<_> = orders.iter().filter(|_| random.below(RETRIED) == 0).cloned().collect();
     random.shuffle(&mut again);
-    for round in [orders, again] {
+    for (is_first, round) in [(true, orders), (false, again)] {
         let mut clients = JoinSet::new();
         for client in 0..CLIENTS {
             let mine: Vec<_> = round.iter().skip(client).step_by(CLIENTS).cloned().collect();
-            let (journal, shown) = (Arc::clone(&journal), shown.clone());
+            let (records, shown) = (Arc::clone(&records), shown.clone());
             clients.spawn(async move {
                 for order in mine {
-                    let placed = journal.append(&order.append()?).await?.placed;
+                    if is_first {
+                        order.write(&*records, TAKEN).await?;
+                    }
+                    let placed = records.journal().append(&order.append()?).await?.placed;
                     let new = placed.iter().filter(|placed| placed.placing == Placing::New).count() as u64;
                     shown.change(|shown| {
                         shown.sent += new;
                         shown.retried += placed.len() as u64 - new;
                     });
+                    if is_first {
+                        order.write(&*records, CONFIRMED).await?;
+                        shown.change(|shown| shown.changes += 2);
+                    }
                 }
                 hapax::Result::Ok(())
             });
@@ -174,6 +208,41 @@ pub async fn copy(bus: Arc<dyn Bus>, events: u64, mut random: Random, shown: Sha
             }
         }
     }
+}
+
+/// Reads the changes of all orders, and publishes them all again in another order. So an old change comes
+/// after a newer one, as from a relay or a connector that has lost its place.
+pub async fn publish_again(
+    bus: Arc<dyn Bus>,
+    changes: u64,
+    mut random: Random,
+    shown: Shared,
+) -> hapax::Result<()> {
+    let topic = Topic::new(ORDERS)?;
+    let mut subscriber = bus.subscribe(Subscription::new("again", [topic.clone()])?).await?;
+    let mut all = HashMap::new();
+    while (all.len() as u64) < changes {
+        match subscriber.next().await? {
+            BusEvent::Records(received) => all.extend(received.into_iter().map(|received| {
+                let id = received.record.headers.get("eventId").map(<[u8]>::to_vec).unwrap_or_default();
+                (id, received.record)
+            })),
+            BusEvent::Revoked(partitions) => subscriber.release(&partitions).await?,
+            _ => {}
+        }
+    }
+    // In the order of their ids first: that of the map is not the seed's.
+    let mut all: Vec<_> = all.into_iter().collect();
+    all.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+    random.shuffle(&mut all);
+    let all: Vec<_> = all.into_iter().map(|(_, record)| record).collect();
+    for records in all.chunks(5 * COPIES) {
+        for answer in bus.publish(&topic, records).await? {
+            answer?;
+        }
+        shown.change(|shown| shown.republished += records.len() as u64);
+    }
+    Ok(())
 }
 
 async fn publish(

@@ -4,20 +4,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax::backend::sqlite::SqliteLedger;
+use hapax::backend::sqlite::{SqliteLedger, SqliteRecords};
 use hapax::bus::{Bus, Partition};
 use hapax::ledger::Identity;
-use hapax::{Claims as _, Journal, Scope, Topic};
+use hapax::{Claims as _, Scope, Topic};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::control::Step;
 use super::crew::{Crew, PATIENCE, stuck};
 use super::shop::{self, Order, Random};
-use super::view::{Shared, Shown};
+use super::view::{Shared, Shown, grouped};
 use super::witness::Witness;
 use super::worker::{LEASE, Role};
-use super::world::{BILLING, PARCELS, PARTITIONS, PAYMENTS, SHIPPING};
+use super::world::{BILLING, ORDERS, PARCELS, PARTITIONS, PAYMENTS, SHIPPING};
 use crate::failure::Failure;
 
 /// How often to look whether a state is reached.
@@ -45,7 +45,7 @@ const ACTS: [Act; 9] = [
 ];
 
 pub struct Story {
-    pub journal: Arc<dyn Journal>,
+    pub records: Arc<SqliteRecords>,
     pub bus: Arc<dyn Bus>,
     pub ledger: SqliteLedger,
     pub shown: Shared,
@@ -63,13 +63,16 @@ impl Story {
     /// Plays it to the end: all events were sent, published, copied, delivered and finished.
     /// Returns what was sent.
     pub async fn play(mut self, crew: &mut Crew) -> Result<Vec<Order>, Failure> {
-        for role in [Role::Relay, Role::Billing, Role::Billing, Role::Shipping, Role::Shipping] {
+        for role in [Role::Relay, Role::Billing, Role::Billing, Role::Shipping, Role::Shipping, Role::Reading]
+        {
             crew.start(role)?;
         }
         let mut tasks = JoinSet::new();
         let events = 2 * self.orders.len() as u64;
         let random = Random(self.random.below(u64::MAX));
         tasks.spawn(shop::copy(Arc::clone(&self.bus), events, random, self.shown.clone()));
+        let random = Random(self.random.below(u64::MAX));
+        tasks.spawn(shop::publish_again(Arc::clone(&self.bus), events, random, self.shown.clone()));
 
         // The last order is kept back: the frozen worker's customer makes it.
         let Some(mut last) = self.orders.pop() else { return Ok(Vec::new()) };
@@ -95,7 +98,16 @@ impl Story {
         let mut sent = std::mem::take(&mut self.orders);
         sent.push(last);
         self.until(crew, &mut tasks, "for all events to be published", |shown| shown.all_published).await?;
+        self.until(crew, &mut tasks, "for all changes to be published again", |shown| {
+            shown.republished >= shown.events
+        })
+        .await?;
+        self.shown.tell(format!(
+            "published all {} changes of orders again, the old ones after the new ones",
+            grouped(events)
+        ));
         self.until_finished(crew, &mut tasks).await?;
+        self.until_read(crew, &mut tasks).await?;
         crew.end().await;
         Ok(sent)
     }
@@ -103,7 +115,7 @@ impl Story {
     /// Sends orders while the story goes on.
     fn send(&mut self, tasks: &mut JoinSet<hapax::Result<()>>, orders: &[Order]) {
         let random = Random(self.random.below(u64::MAX));
-        tasks.spawn(shop::send(Arc::clone(&self.journal), orders.to_vec(), random, self.shown.clone()));
+        tasks.spawn(shop::send(Arc::clone(&self.records), orders.to_vec(), random, self.shown.clone()));
     }
 
     /// Kills a worker that is in the middle of an order, and starts another.
@@ -240,6 +252,23 @@ impl Story {
                     self.wait(crew, tasks, end, "for the last deliveries to be finished").await?;
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// Until the read model has applied every record of its topic.
+    async fn until_read(
+        &self,
+        crew: &mut Crew,
+        tasks: &mut JoinSet<hapax::Result<()>>,
+    ) -> Result<(), Failure> {
+        let end = Instant::now() + PATIENCE;
+        let mut published = 0;
+        for number in 0..PARTITIONS {
+            published += self.bus.range(&Partition { topic: Topic::new(ORDERS)?, number }).await?.1;
+        }
+        while self.witness.changes_read().map_err(|e| away(&e))? < published.unsigned_abs() {
+            self.wait(crew, tasks, end, "for the read model to follow").await?;
         }
         Ok(())
     }

@@ -17,9 +17,9 @@ const DRAWN: Duration = Duration::from_millis(100);
 /// How often a line is printed where there is no terminal.
 const PRINTED: Duration = Duration::from_secs(3);
 /// How many of the last events of the story are in the picture.
-const NEWS: usize = 3;
+const NEWS: usize = 2;
 /// How many lines the picture has.
-const LINES: usize = 3 + 16 + NEWS;
+const LINES: usize = 3 + 18 + NEWS;
 /// How wide the bar is.
 const BAR: u64 = 34;
 
@@ -49,6 +49,12 @@ pub struct Shown {
     /// Late writes that the carrier refused.
     pub fenced: u64,
     pub effects: u64,
+    /// Changes of orders that were written.
+    pub changes: u64,
+    /// Changes that were published again.
+    pub republished: u64,
+    /// Changes that the read model has read, with repeats.
+    pub changes_read: u64,
     /// What happened, and when.
     pub news: Vec<(Duration, String)>,
 }
@@ -129,6 +135,11 @@ impl Shown {
         self.duplicates().saturating_sub(self.window() + self.ledger())
     }
 
+    /// Changes that the read model had read before.
+    fn changes_caught(&self) -> u64 {
+        self.changes_read.saturating_sub(self.changes)
+    }
+
     /// What went wrong, and what caught it.
     pub fn counts(&self) -> Vec<String> {
         let row = |count: u64, text: &str| format!("  {:>7}  {text}", grouped(count));
@@ -139,6 +150,7 @@ impl Shown {
             row(self.retried, "events sent again by clients that saw no answer"),
             row(self.copied, "events delivered once more by the network, in another order"),
             row(self.relayed_again, "events published once more by a relay that took over"),
+            row(self.republished, "changes of orders published again, old ones after new ones"),
             row(self.kills, "processes killed (kill -9) in the middle of their work"),
             row(self.frozen, "process frozen for longer than its lease, then woken up"),
             String::new(),
@@ -146,6 +158,7 @@ impl Shown {
             row(self.retried, "journal  has that id already: stored once"),
             row(self.window(), "window   this worker did it a moment ago: skipped"),
             row(self.ledger(), "ledger   some worker did it before: skipped"),
+            row(self.changes_caught(), "version  the read model has this one or a newer one: unchanged"),
             row(self.cut_short(), "bus      not finished by a dead or frozen worker: delivered again"),
             row(self.charged_after, "database charge cut off by a kill before COMMIT: rolled back, redone"),
             row(self.booked_after, &lease),
@@ -175,8 +188,8 @@ impl Shown {
 
 /// Counts the effects, and those that another worker had begun.
 fn look(shared: &Shared, witness: &Witness) -> rusqlite::Result<()> {
-    let effects = witness.count()?;
-    shared.change(|shown| shown.effects = effects);
+    let (effects, changes_read) = (witness.count()?, witness.changes_read()?);
+    shared.change(|shown| (shown.effects, shown.changes_read) = (effects, changes_read));
     for (role, held) in shared.get(|shown| shown.begun.clone()) {
         let made = match role {
             Role::Shipping => witness.is_booked(&held.customer, held.order)?,
@@ -320,6 +333,8 @@ mod tests {
             effects: many,
             booked_after: many,
             charged_after: many,
+            republished: many,
+            changes_read: 2 * many,
             ..Shown::default()
         };
         let lines = shown.picture("title", Duration::from_secs(59));

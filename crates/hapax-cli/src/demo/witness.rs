@@ -1,12 +1,14 @@
 //! The witness: compares what was sent with what took effect. It reads the effects themselves, the
-//! charges and the carrier's documents, and asks neither the ledger nor the workers.
+//! charges, the carrier's documents and the rows of the read model, and asks neither the ledger nor the
+//! workers.
 
 use std::collections::BTreeMap;
 
 use rusqlite::{Connection, OpenFlags};
+use serde_json::Value;
 
-use super::shop::Order;
-use super::world::World;
+use super::shop::{CONFIRMED, Order};
+use super::world::{ORDERS, World};
 
 /// One effect.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -25,6 +27,10 @@ pub struct Findings {
     pub lost: u64,
     /// Effects that are there more often than they should be.
     pub doubled: u64,
+    /// Orders in the read model.
+    pub rows: u64,
+    /// Orders that are missing there, or not as they were left; and rows of no order.
+    pub outdated: u64,
     /// One of each, in words.
     pub examples: Vec<String>,
 }
@@ -33,6 +39,7 @@ pub struct Findings {
 pub struct Witness {
     ledger: Connection,
     carrier: Connection,
+    reads: Connection,
 }
 
 impl Witness {
@@ -42,7 +49,11 @@ impl Witness {
             conn.busy_timeout(super::crew::PATIENCE)?;
             Ok(conn)
         };
-        Ok(Witness { ledger: open(world.ledger())?, carrier: open(world.carrier())? })
+        Ok(Witness {
+            ledger: open(world.ledger())?,
+            carrier: open(world.carrier())?,
+            reads: open(world.reads())?,
+        })
     }
 
     /// How many effects there are by now.
@@ -51,6 +62,20 @@ impl Witness {
         let parcels = "SELECT coalesce(sum(json_array_length(orders)), 0) FROM parcels";
         let parcels: i64 = self.carrier.query_row(parcels, [], |row| row.get(0))?;
         Ok((charges + parcels) as u64)
+    }
+
+    /// How many changes the read model has read, with repeats.
+    pub fn changes_read(&self) -> rusqlite::Result<u64> {
+        let read = "SELECT coalesce(sum(offset), 0) FROM hapax_read_partition";
+        Ok(self.reads.query_row(read, [], |row| row.get::<_, i64>(0))? as u64)
+    }
+
+    /// The content of every row of the read model.
+    fn rows(&self) -> rusqlite::Result<Vec<String>> {
+        let mut rows = self
+            .reads
+            .prepare("SELECT payload FROM hapax_read_row WHERE module = ?1 AND payload IS NOT NULL")?;
+        rows.query_map([ORDERS], |row| row.get(0))?.collect()
     }
 
     /// Whether the parcel of an order is booked.
@@ -87,8 +112,32 @@ impl Witness {
 
     /// Compares the effects with what was sent.
     pub fn judge(&self, sent: &[Order]) -> rusqlite::Result<Findings> {
-        Ok(compare(sent, self.effects()?))
+        let mut findings = compare(sent, self.effects()?);
+        compare_rows(sent, &self.rows()?, &mut findings);
+        Ok(findings)
     }
+}
+
+/// Each order must be one row, as it was left; there must be nothing else.
+fn compare_rows(sent: &[Order], rows: &[String], findings: &mut Findings) {
+    let mut shown: BTreeMap<u64, Vec<Value>> = BTreeMap::new();
+    for row in rows {
+        let row: Value = serde_json::from_str(row).unwrap_or_default();
+        shown.entry(row["order"].as_u64().unwrap_or(0)).or_default().push(row);
+    }
+    let mut example = None;
+    for order in sent {
+        let rows = shown.remove(&order.number).unwrap_or_default();
+        if rows != [order.content(CONFIRMED)] {
+            findings.outdated += 1;
+            let text: Vec<_> = rows.iter().map(ToString::to_string).collect();
+            let is = if text.is_empty() { "not in the read model".to_owned() } else { text.join(" and ") };
+            example.get_or_insert(format!("order {} is {is}", order.number));
+        }
+    }
+    findings.rows = rows.len() as u64;
+    findings.outdated += shown.values().map(|rows| rows.len() as u64).sum::<u64>();
+    findings.examples.extend(example);
 }
 
 /// Each order must have one charge of its amount and one parcel; there must be nothing else.
@@ -144,6 +193,17 @@ mod tests {
         let lost = compare(&sent, all().split_off(1));
         assert_eq!((lost.lost, lost.doubled), (1, 0));
         assert_eq!(lost.examples, ["order 1 of c was never charged"]);
+        // A row for each order, as it was left.
+        let rows = |statuses: &[&str]| {
+            let mut found = Findings::default();
+            let rows: Vec<_> = sent.iter().zip(statuses).map(|(of, is)| of.content(is).to_string()).collect();
+            compare_rows(&sent, &rows, &mut found);
+            (found.rows, found.outdated, found.examples)
+        };
+        assert_eq!(rows(&[CONFIRMED, CONFIRMED]), (2, 0, vec![]));
+        assert_eq!(rows(&[CONFIRMED]), (1, 1, vec!["order 2 is not in the read model".to_owned()]));
+        let (count, outdated, examples) = rows(&["taken", CONFIRMED]);
+        assert!((count, outdated) == (2, 1) && examples[0].contains("\"status\":\"taken\""), "{examples:?}");
         // A wrong amount is not the effect that was ordered.
         let wrong = compare(&sent, vec![charge(1, 8), charge(2, 7), parcel(1), parcel(2)]);
         assert_eq!((wrong.lost, wrong.doubled), (1, 1));

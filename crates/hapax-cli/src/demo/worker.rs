@@ -1,25 +1,28 @@
 //! The processes that do the work, and that the demo kills. They use the library as any user would:
-//! a relay, a transactional consumer and a leased one.
+//! a relay, a transactional consumer, a leased one and the feed of a read model.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use hapax::backend::sqlite::{SqliteJournal, SqliteLedger, SqliteTransaction};
+use hapax::analytics::{Feed, FeedSettings, ReadModel};
+use hapax::backend::sqlite::{SqliteJournal, SqliteLedger, SqliteReadModel, SqliteTransaction};
 use hapax::bus::{Bus, EmbeddedBus};
 use hapax::consumer::{Consumer, Failed, Handled, LeasedHandler, Progress, TransactionalHandler};
 use hapax::guard::Run;
 use hapax::journal::JournalSettings;
 use hapax::ledger::Settings;
+use hapax::records::KIND_PREFIX;
 use hapax::window::{MemoryWindow, Window, WindowSettings};
-use hapax::{Event, Ledger, Relay, Topic, TransactionalLedger};
+use hapax::{Event, Kind, Ledger, Relay, Topic, TransactionalLedger};
 use serde::Deserialize;
 
 use super::broken::{Break, Broken};
+use super::by_arrival::ByArrival;
 use super::carrier::{Carrier, Put};
 use super::control::{Control, Counts, Message, Step, say};
-use super::world::{BILLING, PARCELS, PAYMENTS, RELAY, SHIPPING, World};
+use super::world::{BILLING, ORDERS, PARCELS, PAYMENTS, RELAY, SHIPPING, World};
 use crate::failure::Failure;
 
 /// How long a worker may be silent before others may take over its events.
@@ -48,6 +51,8 @@ pub enum Role {
     Billing,
     /// Books parcels: leased.
     Shipping,
+    /// Keeps the read model of the orders.
+    Reading,
 }
 
 impl Role {
@@ -57,6 +62,7 @@ impl Role {
             Role::Relay => "relay",
             Role::Billing => "billing",
             Role::Shipping => "shipping",
+            Role::Reading => "reading",
         }
     }
 }
@@ -80,6 +86,9 @@ pub async fn run(args: &WorkerArgs) -> Result<u8, Failure> {
     if args.role == Role::Relay {
         return publish(&world, bus, &control).await;
     }
+    if args.role == Role::Reading {
+        return read(&world, bus, &control, args.broken).await;
+    }
     let ledger = SqliteLedger::open(world.ledger(), Settings::default())?;
     match (args.role, args.broken) {
         (Role::Billing, None) => charge(bus, ledger, control).await,
@@ -92,23 +101,43 @@ pub async fn run(args: &WorkerArgs) -> Result<u8, Failure> {
 /// Publishes what the shop appends, each kind of event to its topic.
 async fn publish(world: &World, bus: Arc<dyn Bus>, control: &Arc<Control>) -> Result<u8, Failure> {
     let journal = Arc::new(SqliteJournal::open(world.journal(), JournalSettings::default())?);
-    let (payments, parcels) = (Topic::new(PAYMENTS)?, Topic::new(PARCELS)?);
+    let (payments, parcels, orders) = (Topic::new(PAYMENTS)?, Topic::new(PARCELS)?, Topic::new(ORDERS)?);
     let relay = Relay::builder(journal, bus)
         .name(RELAY)
         .topic(PAYMENTS)
         .with(move |settings| {
             settings.lease = LEASE;
             settings.poll = Duration::from_millis(50);
-            settings.route = Some(Arc::new(move |stored| {
-                let parcel =
-                    stored.event.kind.as_ref().is_some_and(|kind| kind.as_str() == super::shop::SHIPPED);
-                if parcel { parcels.clone() } else { payments.clone() }
-            }));
+            settings.route =
+                Some(Arc::new(move |stored| match stored.event.kind.as_ref().map(Kind::as_str) {
+                    Some(super::shop::SHIPPED) => parcels.clone(),
+                    Some(kind) if kind.starts_with(KIND_PREFIX) => orders.clone(),
+                    _ => payments.clone(),
+                }));
         })
         .build()?;
     let handle = relay.handle();
     listen(control, move || handle.stop())?;
     relay.run().await?;
+    Ok(0)
+}
+
+/// Keeps the read model of the orders: no ledger is asked, their versions decide.
+async fn read(
+    world: &World,
+    bus: Arc<dyn Bus>,
+    control: &Arc<Control>,
+    broken: Option<Break>,
+) -> Result<u8, Failure> {
+    let model = SqliteReadModel::open(world.reads())?;
+    let model: Arc<dyn ReadModel> = match broken {
+        Some(Break::Version) => Arc::new(ByArrival::new(model)),
+        _ => Arc::new(model),
+    };
+    let feed = Feed::new(bus, model, FeedSettings::new(Topic::new(ORDERS)?))?;
+    let handle = feed.handle();
+    listen(control, move || handle.stop())?;
+    feed.run().await?;
     Ok(0)
 }
 

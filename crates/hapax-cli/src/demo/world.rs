@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use hapax::Topic;
-use hapax::backend::sqlite::{SqliteJournal, SqliteLedger};
+use hapax::backend::sqlite::{SqliteJournal, SqliteLedger, SqliteReadModel, SqliteRecords};
 use hapax::bus::{Bus as _, EmbeddedBus, TopicSettings};
 use hapax::journal::JournalSettings;
 use hapax::ledger::Settings;
+use hapax::records::{ModuleSlug, Modules as _};
 
 use super::carrier::Carrier;
 use crate::failure::Failure;
@@ -14,6 +15,8 @@ use crate::failure::Failure;
 /// The topics.
 pub const PAYMENTS: &str = "payments";
 pub const PARCELS: &str = "parcels";
+/// The module of the orders, and the topic of their changes.
+pub const ORDERS: &str = "orders";
 /// The scopes of the workers: whose effect it is.
 pub const BILLING: &str = "billing";
 pub const SHIPPING: &str = "shipping";
@@ -54,13 +57,18 @@ impl World {
         self.0.join("carrier.db")
     }
 
+    /// The read model of the orders.
+    pub fn reads(&self) -> PathBuf {
+        self.0.join("reads.db")
+    }
+
     /// What the workers log.
     pub fn log(&self) -> PathBuf {
         self.0.join("workers.log")
     }
 
     /// Makes the files.
-    pub async fn make(&self) -> Result<(SqliteJournal, EmbeddedBus), Failure> {
+    pub async fn make(&self) -> Result<(SqliteRecords, EmbeddedBus), Failure> {
         let failed = |e: rusqlite::Error| {
             Failure::dependency("unavailable", format!("the demo's files cannot be made: {e}"))
         };
@@ -75,9 +83,12 @@ impl World {
             .map_err(failed)?;
         drop(Carrier::open(&self.carrier()).map_err(failed)?);
         let bus = EmbeddedBus::open(self.bus())?;
-        for topic in [PAYMENTS, PARCELS] {
+        drop(SqliteReadModel::open(self.reads())?);
+        for topic in [PAYMENTS, PARCELS, ORDERS] {
             bus.create_topic(&Topic::new(topic)?, TopicSettings::new(PARTITIONS)).await?;
         }
-        Ok((SqliteJournal::open(self.journal(), JournalSettings::default())?, bus))
+        let records = SqliteRecords::open(&SqliteJournal::open(self.journal(), JournalSettings::default())?)?;
+        records.create_module(&ModuleSlug::new(ORDERS)?).await?;
+        Ok((records, bus))
     }
 }

@@ -2,12 +2,17 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use hapax::analytics::{Feed, FeedHandle};
 use hapax::bus::Bus;
+use hapax::records::Snapshot;
 
-use super::app::Shared;
+use super::app::{Shared, stopped};
 use super::kept::Kept;
+
+/// How long until a database that does not answer is asked again.
+const PAUSE: Duration = Duration::from_secs(2);
 
 /// The feed, as probes see it.
 #[derive(Clone, Default)]
@@ -75,14 +80,34 @@ impl FeedStatus {
 /// Feeds the read model of a server.
 pub async fn feed(app: Shared, bus: Arc<dyn Bus>) {
     let Some(model) = &app.reads else { return };
+    let mut stopping = app.stopping.clone();
+    let source = tokio::select! {
+        source = records(&app) => source,
+        () = stopped(&mut stopping) => return,
+    };
     let make = || {
         let feed = Feed::new(Arc::clone(&bus), Arc::clone(model), app.config.feed_settings())?;
-        Ok(match app.records.snapshot() {
-            Some(source) => feed.with_snapshot(source),
+        Ok(match &source {
+            Some(source) => feed.with_snapshot(Arc::clone(source)),
             None => feed,
         })
     };
-    app.feed.feed.keep_running(make, app.stopping.clone()).await;
+    app.feed.feed.keep_running(make, stopping).await;
+}
+
+/// What a model begins with. A database that does not answer is asked again: a model that began with the
+/// topic meanwhile would lack what retention has removed there.
+async fn records(app: &Shared) -> Option<Arc<dyn Snapshot>> {
+    loop {
+        match app.records.snapshot(&app.config).await {
+            Ok(source) => return source,
+            Err(error) => tracing::warn!(
+                target: "hapax", error = %error.chain(),
+                "the feed of the read model waits for the records that a model begins with"
+            ),
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
 }
 
 #[cfg(test)]

@@ -179,13 +179,20 @@ impl Store {
         }
     }
 
-    /// The records of all tenants, for a read model that begins; none where this role may not see them.
-    pub fn snapshot(&self) -> Option<Arc<dyn Snapshot>> {
+    /// The records of all tenants, for a read model that begins. None where there are none yet, where
+    /// Debezium reads them by itself, and where no role of this server sees all tenants: then a model begins
+    /// with the topic.
+    #[cfg_attr(not(feature = "postgres"), allow(clippy::unused_async, unused_variables))]
+    pub async fn snapshot(&self, config: &Config) -> Result<Option<Arc<dyn Snapshot>>> {
         match self {
-            Store::Sqlite { records, .. } => Some(Arc::new(records.clone())),
+            Store::Sqlite { records, .. } => Ok(Some(Arc::new(records.clone()))),
             #[cfg(feature = "postgres")]
-            Store::Postgres(_) => None,
-            Store::Nowhere(_) => None,
+            Store::Postgres(_) if config.feed_settings().source != hapax::analytics::Source::Journal => {
+                Ok(None)
+            }
+            #[cfg(feature = "postgres")]
+            Store::Postgres(of) => of.snapshot().await,
+            Store::Nowhere(_) => Ok(None),
         }
     }
 
@@ -257,10 +264,11 @@ mod postgres {
     use std::sync::Arc;
 
     use hapax::backend::postgres::{
-        PgJournal, PgJournalSettings, PgKeys, PgKeysSettings, PgRecords, PgRecordsSettings,
+        PgJournal, PgJournalSettings, PgKeys, PgKeysSettings, PgRecords, PgRecordsSettings, PgSnapshot,
     };
     use hapax::config::Config;
     use hapax::open::Pools;
+    use hapax::records::{Scan, Snapshot};
     use hapax::{Error, Result};
     use tokio::sync::{OnceCell, Semaphore};
 
@@ -270,6 +278,8 @@ mod postgres {
         pub journal: PgJournal,
         records: OnceCell<PgRecords>,
         accept_bypass: bool,
+        /// With the role that sees all tenants, if one is named.
+        all: PgSnapshot,
         /// How many writes of records may hold a connection at once.
         writes: Arc<Semaphore>,
     }
@@ -283,6 +293,14 @@ mod postgres {
             let (pool_max, timeout) = (settings.pool_max, settings.acquire_timeout);
             let pool = pools.postgres("keys.url", &config.keys.url, pool_max, timeout).await?;
             let keys = PgKeys::with_pool(pool, of_keys).await?;
+            let of_all = match &config.keys.maintenance_url {
+                Some(url) => {
+                    let connections = crate::open::MAINTENANCE_CONNECTIONS;
+                    pools.postgres("keys.maintenance_url", url, connections, timeout).await?
+                }
+                None => keys.pool().clone(),
+            };
+            let all = PgSnapshot::with_pool(of_all, &settings.schema)?;
             let mut of_journal = PgJournalSettings::from(settings.journal);
             of_journal.schema = settings.schema;
             of_journal.migrate = settings.migrate;
@@ -291,7 +309,7 @@ mod postgres {
             // Some connections are left for what is short and must not wait: settlings, the relay, probes.
             let connections = keys.pool().options().get_max_connections();
             let writes = Arc::new(Semaphore::new((connections - connections / 4) as usize));
-            let of = Postgres { keys, journal, records: OnceCell::new(), accept_bypass, writes };
+            let of = Postgres { keys, journal, records: OnceCell::new(), accept_bypass, all, writes };
             match of.ready().await {
                 Ok(()) | Err(Error::NotFound(_)) => Ok(of),
                 Err(error) => Err(error),
@@ -305,6 +323,22 @@ mod postgres {
                 return Err(none());
             }
             self.records.get_or_try_init(|| PgRecords::open(&self.journal, settings)).await.map(|_| ())
+        }
+
+        /// The records of all tenants, if there are any and a role sees them.
+        pub async fn snapshot(&self) -> Result<Option<Arc<dyn Snapshot>>> {
+            match self.ready().await {
+                Err(Error::NotFound(_)) => return Ok(None),
+                other => other?,
+            }
+            match self.all.snapshot(&Scan::new(1)).await {
+                Ok(_) => Ok(Some(Arc::new(self.all.clone()))),
+                Err(Error::Refused { what, .. }) => {
+                    tracing::info!(target: "hapax", %what, "a read model that begins here begins with the topic");
+                    Ok(None)
+                }
+                Err(error) => Err(error),
+            }
         }
 
         pub fn writes(&self) -> Arc<Semaphore> {

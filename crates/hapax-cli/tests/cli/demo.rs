@@ -58,6 +58,8 @@ fn the_demo_loses_and_doubles_nothing() {
     );
     assert!(of("kills") >= 5 && of("retries") > 0 && of("fenced") == 1, "{last}");
     assert!(of("deliveries") == 300 + of("duplicates") && of("duplicates") * 4 >= of("deliveries"), "{last}");
+    // The third layer: every change of an order was published twice, and each order is one row, as it is now.
+    assert_eq!((of("orders"), of("republished"), of("rows"), of("outdated")), (150, 300, 150, 0), "{last}");
     assert!(is_empty(dir.path()) && processes(dir.path()).is_empty());
 }
 
@@ -70,6 +72,7 @@ fn the_demo_without_claims_charges_twice() {
     let doubled = ran.out.split("doubled ").nth(1).unwrap().split('.').next().unwrap();
     assert!(doubled.parse::<u64>().unwrap() > 0 && ran.out.contains("lost 0"), "{}", ran.out);
     assert!(ran.out.contains(" was charged ") && ran.out.contains("broken on purpose"), "{}", ran.out);
+    assert!(ran.out.contains("150 orders, 150 rows, 0 missing or outdated; 300 changes"), "{}", ran.out);
     assert!(ran.err.contains("killed worker") && ran.err.contains("froze worker"), "{}", ran.err);
     let named: Vec<_> = ran.out.lines().filter_map(|line| line.strip_prefix("  hapax ")).collect();
     assert!(named.len() >= 5, "{}", ran.out);
@@ -90,6 +93,18 @@ fn the_demo_without_tokens_loses_a_parcel() {
     let lost = ran.out.split("lost ").nth(1).unwrap().split(',').next().unwrap();
     assert!(lost.parse::<u64>().unwrap() > 0 && ran.out.contains("has no parcel"), "{}", ran.out);
     assert!(ran.err.contains("woke up and overwrote"), "{}", ran.err);
+    assert!(is_empty(dir.path()));
+}
+
+/// A read model that keeps what arrived last shows orders as they were; charges and parcels are not affected.
+#[test]
+fn the_demo_without_versions_shows_outdated_orders() {
+    let _turn = turn();
+    let dir = tempfile::tempdir().unwrap();
+    let ran = ran(dir.path(), &["--break", "version"]).code(1);
+    let outdated = ran.out.split("150 rows, ").nth(1).unwrap().split(' ').next().unwrap();
+    assert!(outdated.parse::<u64>().unwrap() > 0 && ran.out.contains(r#""status":"taken""#), "{}", ran.out);
+    assert!(ran.out.contains("effects 300, lost 0, doubled 0"), "{}", ran.out);
     assert!(is_empty(dir.path()));
 }
 

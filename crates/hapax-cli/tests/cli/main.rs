@@ -3,9 +3,11 @@
 mod common;
 
 mod basics;
+mod client_analytics;
 mod consume;
 mod consume_http;
 mod consume_kafka;
+mod cross_layer;
 mod demo;
 mod doctor;
 mod explain;
@@ -21,6 +23,7 @@ mod probe;
 mod project;
 mod query;
 mod query_clickhouse;
+mod query_postgres;
 mod relay;
 mod serve;
 mod serve_access;

@@ -13,13 +13,13 @@ use crate::common::serve::{Server, refused, request};
 use crate::common::{Ran, hapax, run};
 
 /// A database of this test's own. It goes when this is dropped.
-struct Database {
+pub struct Database {
     host: String,
-    name: String,
+    pub name: String,
 }
 
 impl Database {
-    fn new(dir: &Path) -> Self {
+    pub fn new(dir: &Path) -> Self {
         let url = std::env::var("HAPAX_TEST_CLICKHOUSE_URL").unwrap_or_else(|_| {
             panic!("HAPAX_TEST_CLICKHOUSE_URL is not set: run `scripts/services up` and `eval \"$(scripts/services env)\"`")
         });
@@ -28,21 +28,28 @@ impl Database {
         Database { host, name: format!("hapax_cli_{name}") }
     }
 
-    fn set(&self) -> String {
+    pub fn set(&self) -> String {
         format!("analytics.url=clickhouse://hapax:s3cret%2F%26%3F@{}/{}", self.host, self.name)
+    }
+
+    /// Runs a statement; the status and what it says, 0 if nobody answers.
+    pub fn sql(&self, sql: &str) -> (u16, String) {
+        let Ok(mut stream) = std::net::TcpStream::connect(&self.host) else { return (0, String::new()) };
+        let head = format!(
+            "POST / HTTP/1.1\r\nHost: c\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+            sql.len()
+        );
+        let (_, mut answer) = (stream.write_all((head + sql).as_bytes()), Vec::new());
+        let _ = stream.read_to_end(&mut answer);
+        let answer = String::from_utf8_lossy(&answer);
+        let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+        (status, answer.split_once("\r\n\r\n").map_or_else(String::new, |(_, body)| body.to_owned()))
     }
 }
 
 impl Drop for Database {
     fn drop(&mut self) {
-        let Ok(mut stream) = std::net::TcpStream::connect(&self.host) else { return };
-        let sql = format!("DROP DATABASE IF EXISTS {}", self.name);
-        let head = format!(
-            "POST / HTTP/1.1\r\nHost: c\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
-            sql.len()
-        );
-        let _ = stream.write_all((head + &sql).as_bytes());
-        let _ = stream.read_to_end(&mut Vec::new());
+        self.sql(&format!("DROP DATABASE IF EXISTS {}", self.name));
     }
 }
 
