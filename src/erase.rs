@@ -176,8 +176,13 @@ mod tests {
         let aggregate = "orders/0190d3a0-5b7e-7c3a-9f51-2f6f1f3b7c10";
         let said = payload(Some("record.created"), aggregate, 7, at);
         let said: serde_json::Value = serde_json::from_str(&said).unwrap();
-        assert_eq!((&said["module"], &said["seq"], &said["erased"]), (&"orders".into(), &7.into(), &true.into()));
-        for (kind, aggregate) in [(Some("order.paid"), aggregate), (None, aggregate), (Some("record.created"), "x")] {
+        assert_eq!(
+            (&said["module"], &said["seq"], &said["erased"]),
+            (&"orders".into(), &7.into(), &true.into())
+        );
+        for (kind, aggregate) in
+            [(Some("order.paid"), aggregate), (None, aggregate), (Some("record.created"), "x")]
+        {
             assert_eq!(payload(kind, aggregate, 7, at), r#"{"erased":true}"#);
         }
     }

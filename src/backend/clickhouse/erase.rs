@@ -70,7 +70,8 @@ pub(super) async fn count(server: &Server, of: &Subject) -> Result<u64> {
 /// Removes them, and answers when all of it is done on every replica.
 pub(super) async fn erase(server: &Server, of: &Subject) -> Result<u64> {
     let (database, replaced) = (server.database(), replaced(server, of));
-    let count = number(server, of, format!("SELECT count() FROM {database}.{RECORDS} WHERE {replaced}")).await?;
+    let count =
+        number(server, of, format!("SELECT count() FROM {database}.{RECORDS} WHERE {replaced}")).await?;
     if count > 0 {
         alter(server, of, format!("ALTER TABLE {database}.{RECORDS} DELETE WHERE {replaced}")).await?;
     }

@@ -8,14 +8,16 @@ use std::time::Duration;
 use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, Executor as _, PgPool, Row as _};
 
+use super::PgTx;
 use super::codes::from_row;
 use super::connect;
 use super::database::{BEGIN, begin};
 use super::error::translate;
 use super::schema::check_name;
-use super::PgTx;
 use crate::clock::Time;
-use crate::erase::{ANSWER_BODY, ANSWER_HEADERS, ANSWER_STATUS, DELETION, Eraser, Found, HEADER, Subject, name, payload};
+use crate::erase::{
+    ANSWER_BODY, ANSWER_HEADERS, ANSWER_STATUS, DELETION, Eraser, Found, HEADER, Subject, name, payload,
+};
 use crate::error::{Error, Result};
 use crate::event::Fingerprint;
 use crate::id::Aggregate;
@@ -28,7 +30,8 @@ const ATTEMPTS_MAX: u32 = 8;
 
 /// Events with content, for parameters 1 to 4: tenant, aggregate, the kind of deletions, the fingerprint of erased
 /// ones.
-const EVENTS: &str = "j.tenant = $1 and ($2::text is null or j.aggregate = $2::text) and j.kind is distinct from $3
+const EVENTS: &str =
+    "j.tenant = $1 and ($2::text is null or j.aggregate = $2::text) and j.kind is distinct from $3
     and j.fingerprint <> $4";
 
 /// Answers that tell something, for parameters 1 to 3: tenant, the body of erased ones, what a body about the record
@@ -135,7 +138,9 @@ impl PgEraser {
             let query = sqlx::query_scalar::<_, i64>(self.sql(&sql)).persistent(false).bind(of.tenant_text());
             let query = match place {
                 Place::Journal => query.bind(aggregate).bind(DELETION).bind(&Fingerprint::ERASED.0[..]),
-                Place::Answers => query.bind(ANSWER_BODY.as_bytes()).bind(of.record.is_some().then(|| of.mark())),
+                Place::Answers => {
+                    query.bind(ANSWER_BODY.as_bytes()).bind(of.record.is_some().then(|| of.mark()))
+                }
                 Place::Ledger => query.bind(aggregate).bind(keys(of)),
             };
             sum += query.fetch_one(&mut **tx).await.map_err(fail)?;
@@ -149,7 +154,9 @@ impl PgEraser {
         let rows = match place {
             Place::Journal => self.events(&mut tx, of).await?,
             Place::Answers => self.answers(&mut tx, of).await?,
-            Place::Ledger => self.entries(&mut tx, of, "entry").await? + self.entries(&mut tx, of, "held").await?,
+            Place::Ledger => {
+                self.entries(&mut tx, of, "entry").await? + self.entries(&mut tx, of, "held").await?
+            }
         };
         tx.commit().await.map_err(fail)?;
         crate::crash_point!("erase.batch");
@@ -277,7 +284,8 @@ impl Eraser for PgEraser {
         let there = self.places(&mut tx).await?.iter().any(|(place, _)| matches!(place, Place::Journal));
         let (true, Some(tenant)) = (there, of.tenant_id()) else { return Ok(Vec::new()) };
         let aggregate = of.aggregate()?;
-        let sql = "select h.aggregate::text, h.last from {s}.journal_head h where h.tenant = $1 and h.last > 0
+        let sql =
+            "select h.aggregate::text, h.last from {s}.journal_head h where h.tenant = $1 and h.last > 0
                    and ($2::text is null or h.aggregate = $2::text) order by h.aggregate";
         let rows = sqlx::query(self.sql(sql))
             .persistent(false)
@@ -303,8 +311,12 @@ impl Eraser for PgEraser {
                 Place::Journal => {
                     "select exists (select from {s}.journal_head h where h.tenant = $1 and ($2::text is null or h.aggregate = $2::text))"
                 }
-                Place::Answers => "select exists (select from {s}.keys k where k.tenant = $1 and $2::text is null)",
-                Place::Ledger => "select exists (select from {s}.scope c where c.tenant = $1 and $2::text is null)",
+                Place::Answers => {
+                    "select exists (select from {s}.keys k where k.tenant = $1 and $2::text is null)"
+                }
+                Place::Ledger => {
+                    "select exists (select from {s}.scope c where c.tenant = $1 and $2::text is null)"
+                }
             };
             let known: bool = sqlx::query_scalar(self.sql(sql))
                 .persistent(false)

@@ -97,7 +97,8 @@ pub async fn run(global: &Global, args: &EraseArgs) -> Result<u8, Failure> {
     let places = Places::open(global, &config, args.skip_unsupported).await?;
     let work = Work { places: &places, config: &config, by: &by };
     let before = work.count(&subject).await?;
-    let known = before.total() > 0 || work.knows(&subject).await?;
+    // A record is known by its events. Something may mention the id of one that is not there, in another module.
+    let known = work.knows(&subject).await? || subject.record.is_none() && before.total() > 0;
     if args.dry_run {
         must_be_known(known, &subject)?;
         let (left, state, beyond) = (Counts::default(), None, places.beyond.clone());
@@ -130,7 +131,11 @@ pub async fn run(global: &Global, args: &EraseArgs) -> Result<u8, Failure> {
     let mut beyond = places.beyond.clone();
     beyond.extend(work.compact().await?);
     let topic = config.feed_settings().topic;
-    let state = trail.end(&erased, &left, settled, places.bus.as_deref().map(|bus| (bus, &topic))).await?;
+    let ends = match places.bus.as_deref() {
+        Some(bus) => Some((&topic, trail::ranges(bus, &topic).await?)),
+        None => None,
+    };
+    let state = trail.end(&erased, &left, settled, ends).await?;
     let is_left = left.total() > 0;
     show(global, &Report { subject: &subject, dry_run: false, erased, left, state: Some(state), beyond })?;
     Ok(if is_left { failure::BROKEN_PROMISE } else { 0 })
@@ -140,7 +145,9 @@ fn must_be_known(known: bool, subject: &Subject) -> Result<(), Failure> {
     if known {
         return Ok(());
     }
-    let told = format!("there is nothing of {subject}, and never was as far as the stores know; nothing was changed");
+    let told = format!(
+        "there is nothing of {subject}, and never was as far as the stores know; nothing was changed"
+    );
     Err(Error::NotFound(told).into())
 }
 
@@ -150,17 +157,21 @@ fn show(global: &Global, report: &Report<'_>) -> Result<(), Failure> {
         let places = |counts: &Counts| -> Vec<Value> {
             counts.0.iter().map(|(place, rows)| json!({"place": place, "rows": rows})).collect()
         };
-        let (module, record) = subject.record.as_ref().map(|(module, id)| (module.as_str(), id.to_string())).unzip();
+        let (module, record) =
+            subject.record.as_ref().map(|(module, id)| (module.as_str(), id.to_string())).unzip();
         return print::json(&json!({
             "tenant": subject.tenant.as_ref().map(Tenant::as_str), "module": module, "record": record,
             "dry_run": dry_run, "rows": erased.total(), "places": places(erased), "left": places(left),
             "state": state.as_ref().map(State::word), "out_of_reach": beyond,
         }));
     }
-    let rows: Vec<[String; 2]> = erased.0.iter().map(|(place, rows)| [place.clone(), rows.to_string()]).collect();
+    let rows: Vec<[String; 2]> =
+        erased.0.iter().map(|(place, rows)| [place.clone(), rows.to_string()]).collect();
     print::table(["place", if *dry_run { "to erase" } else { "erased" }], &rows)?;
     for (place, rows) in left.0.iter().filter(|(_, rows)| *rows > 0) {
-        print::line(&format!("still there: {rows} in {place}; something writes to it, stop that and run this again"))?;
+        print::line(&format!(
+            "still there: {rows} in {place}; something writes to it, stop that and run this again"
+        ))?;
     }
     let of = print::escaped(&subject.to_string());
     let rows = counted(erased.total(), "row", "rows");

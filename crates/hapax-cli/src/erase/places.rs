@@ -34,7 +34,7 @@ pub struct Places {
 
 /// What always is.
 const BEYOND: [&str; 2] = [
-    "backups, archives of the journal, dead letter topics, and what handlers made of the events",
+    "backups, archives of the journal, dead letter topics on Kafka, and what handlers made of the events",
     "names: the tenant, ids of records and events, aggregates and idempotency keys stay, as do kinds, seqs and times",
 ];
 
@@ -73,7 +73,8 @@ impl Places {
         };
         places.open_erasers(config, skip).await?;
         if !is_missing(&config.ledger.url) {
-            let opened = hapax::open::ledger_with(&config.ledger.url, &as_it_is(config.open_settings())).await;
+            let opened =
+                hapax::open::ledger_with(&config.ledger.url, &as_it_is(config.open_settings())).await;
             places.ledger = there(opened)?;
         }
         places.open_records(config).await?;
@@ -113,7 +114,8 @@ impl Places {
             if is_missing(&url) {
                 continue;
             }
-            let file = sqlite_path(&url).map(|file| std::fs::canonicalize(file).unwrap_or_else(|_| file.to_owned()));
+            let file =
+                sqlite_path(&url).map(|file| std::fs::canonicalize(file).unwrap_or_else(|_| file.to_owned()));
             let place = file.map_or_else(|| format!("{url} {schema}"), |file| file.display().to_string());
             if !seen.insert(place) {
                 continue;
@@ -122,7 +124,8 @@ impl Places {
                 Ok(eraser) => self.erasers.push(eraser),
                 Err(Error::Unsupported(told)) if skip => self.beyond.push(told),
                 Err(Error::Unsupported(told)) => {
-                    let told = format!("{told}. --skip-unsupported erases everywhere else; nothing was changed");
+                    let told =
+                        format!("{told}. --skip-unsupported erases everywhere else; nothing was changed");
                     return Err(Error::Unsupported(told).into());
                 }
                 Err(error) => return Err(error.into()),
@@ -160,7 +163,11 @@ impl Places {
             Some(retention) => format!("for {} s", retention.as_secs()),
             None => "for ever".to_owned(),
         };
-        let before = if config.analytics.source == Source::Debezium { " (deletions carry the row before)" } else { "" };
+        let before = if config.analytics.source == Source::Debezium {
+            " (deletions carry the row before)"
+        } else {
+            ""
+        };
         self.beyond.push(format!("topic {topic} on Kafka, which keeps what was published{before} {kept}"));
         self.bus = Some(bus);
         Ok(())

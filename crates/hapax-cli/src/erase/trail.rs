@@ -6,10 +6,10 @@
 //! that end, nothing from before the pass can be read again. Offsets decide, not times: a broker may keep records for
 //! longer than the retention says.
 
+use hapax::Topic;
 use hapax::access::{Access, Actor, AuditNote, ListAudit};
 use hapax::bus::{Bus, Partition};
 use hapax::erase::Subject;
-use hapax::Topic;
 
 use super::work::Counts;
 use crate::failure::Failure;
@@ -52,9 +52,11 @@ impl State {
             State::InTopic(topic) => format!(
                 "Topic {topic} still has it: run the same command again after the topic's retention, which looks once more"
             ),
-            State::OnItsWay => "The relay or the read model has not passed the deletions yet: run the same command again \
+            State::OnItsWay => {
+                "The relay or the read model has not passed the deletions yet: run the same command again \
                                 when they have"
-                .to_owned(),
+                    .to_owned()
+            }
             State::Left => "It is not all gone: run the same command again".to_owned(),
         }
     }
@@ -88,15 +90,14 @@ impl<'t> Trail<'t> {
         erased: &Counts,
         left: &Counts,
         settled: bool,
-        topic: Option<(&dyn Bus, &Topic)>,
+        topic: Option<(&Topic, Vec<(i64, i64)>)>,
     ) -> Result<State, Failure> {
         let mut details = text(erased);
         let state = if left.total() > 0 {
             State::Left
         } else if !settled {
             State::OnItsWay
-        } else if let Some((bus, topic)) = topic {
-            let ranges = ranges(bus, topic).await?;
+        } else if let Some((topic, ranges)) = topic {
             if self.is_removed(topic, &ranges).await? {
                 State::Gone
             } else {
@@ -127,7 +128,8 @@ impl<'t> Trail<'t> {
                 }
                 let ends = ends_of(topic, &row.details);
                 let passed = |ends: Vec<i64>| {
-                    ends.len() == ranges.len() && ends.iter().zip(ranges).all(|(end, (oldest, _))| oldest >= end)
+                    ends.len() == ranges.len()
+                        && ends.iter().zip(ranges).all(|(end, (oldest, _))| oldest >= end)
                 };
                 if row.action == PASS && ends.is_some_and(passed) {
                     return Ok(true);
@@ -138,7 +140,7 @@ impl<'t> Trail<'t> {
 }
 
 /// The oldest offset and the end of each partition.
-async fn ranges(bus: &dyn Bus, topic: &Topic) -> Result<Vec<(i64, i64)>, Failure> {
+pub async fn ranges(bus: &dyn Bus, topic: &Topic) -> Result<Vec<(i64, i64)>, Failure> {
     let partitions = bus.topic(topic).await?.map_or(0, |info| info.partitions);
     let mut ranges = Vec::new();
     for number in 0..partitions {
@@ -148,8 +150,12 @@ async fn ranges(bus: &dyn Bus, topic: &Topic) -> Result<Vec<(i64, i64)>, Failure
 }
 
 fn text(counts: &Counts) -> String {
-    let parts: Vec<String> =
-        counts.0.iter().filter(|(_, rows)| *rows > 0).map(|(place, rows)| format!("{place}: {rows}")).collect();
+    let parts: Vec<String> = counts
+        .0
+        .iter()
+        .filter(|(_, rows)| *rows > 0)
+        .map(|(place, rows)| format!("{place}: {rows}"))
+        .collect();
     if parts.is_empty() { "nothing was left".to_owned() } else { parts.join(", ") }
 }
 
@@ -168,8 +174,6 @@ fn ends_of(topic: &Topic, details: &str) -> Option<Vec<i64>> {
 #[allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 mod tests {
     use hapax::access::MemoryAccess;
-    use hapax::bus::memory::MemoryBus;
-    use hapax::bus::{Record, TopicSettings};
 
     use super::*;
 
@@ -185,28 +189,28 @@ mod tests {
     /// Gone is said when the topic begins after the end that an earlier pass has seen, and not before.
     #[tokio::test]
     async fn only_a_topic_that_has_removed_everything_lets_it_be_gone() {
-        let (bus, access) = (MemoryBus::default(), MemoryAccess::default());
+        let access = MemoryAccess::default();
         let topic = Topic::new("records").unwrap();
-        bus.create_topic(&topic, TopicSettings::new(2)).await.unwrap();
-        let at = |number| Partition { topic: topic.clone(), number };
-        for number in 0..2 {
-            bus.publish_to(&at(number), &[Record::default(), Record::default()]).await.unwrap();
-        }
         let subject = Subject::tenant(hapax::Tenant::new("t").unwrap());
         let trail = Trail::new(&access, &subject, "me", "");
         let (some, none) = (Counts(vec![("journal events".into(), 3)]), Counts::default());
-        let end = async |found: &Counts| trail.end(found, &none, true, Some((&bus, &topic))).await.unwrap();
+        let end = async |found: &Counts, ranges: [(i64, i64); 2]| {
+            trail.end(found, &none, true, Some((&topic, ranges.to_vec()))).await.unwrap()
+        };
+        let in_topic = || State::InTopic(topic.clone());
         trail.begin(&some).await.unwrap();
-        assert_eq!(end(&some).await, State::InTopic(topic.clone()));
-        bus.remove_below(&at(0), 2).unwrap();
-        assert_eq!(end(&none).await, State::InTopic(topic.clone()), "one partition still has it");
-        bus.remove_below(&at(1), 2).unwrap();
+        assert_eq!(end(&some, [(0, 2), (0, 2)]).await, in_topic());
+        assert_eq!(end(&none, [(2, 5), (0, 2)]).await, in_topic(), "one partition still has it");
         // Something was found again: what was published until now counts.
-        bus.publish_to(&at(1), &[Record::default()]).await.unwrap();
         trail.begin(&some).await.unwrap();
-        assert_eq!(end(&some).await, State::InTopic(topic.clone()));
-        bus.remove_below(&at(1), 3).unwrap();
-        assert_eq!(end(&none).await, State::Gone);
+        assert_eq!(end(&some, [(2, 5), (2, 3)]).await, in_topic());
+        assert_eq!(end(&none, [(4, 9), (3, 3)]).await, in_topic());
+        assert_eq!(end(&none, [(5, 9), (3, 3)]).await, State::Gone);
+        // Another subject has passed nothing.
+        let other = Subject::tenant(hapax::Tenant::new("u").unwrap());
+        let other = Trail::new(&access, &other, "me", "");
+        let ranges = vec![(5, 9), (3, 3)];
+        assert_eq!(other.end(&none, &none, true, Some((&topic, ranges))).await.unwrap(), in_topic());
         assert_eq!(trail.end(&none, &none, false, None).await.unwrap(), State::OnItsWay);
         assert_eq!(trail.end(&none, &some, true, None).await.unwrap(), State::Left);
     }

@@ -203,7 +203,8 @@ impl Work<'_> {
                 None => return Ok(()),
             }
         }
-        let told = format!("record {}/{} is written to all the time; run this again", record.module, record.id);
+        let told =
+            format!("record {}/{} is written to all the time; run this again", record.module, record.id);
         Err(Failure::dependency("contended", told))
     }
 
@@ -349,13 +350,17 @@ impl Work<'_> {
             let Some(last) = page.last() else { break };
             scan.after = Some(last.name.clone());
             let is_meant = |name: &Name| of.record.as_ref().is_none_or(|(_, id)| *id == name.id);
-            rows.extend(page.into_iter().filter(|row| is_meant(&row.name)).map(|row| (row.name, row.version)));
+            rows.extend(
+                page.into_iter().filter(|row| is_meant(&row.name)).map(|row| (row.name, row.version)),
+            );
         }
         let mut ghosts = Vec::new();
         for (name, version) in rows {
             if heads.get(&name).is_none_or(|head| *head >= version.seq()) {
                 let there = match (&self.places.records, self.places.modules.contains(&name.module)) {
-                    (Some(records), true) => records.get(of.tenant.as_ref(), &name.module, name.id).await?.is_some(),
+                    (Some(records), true) => {
+                        records.get(of.tenant.as_ref(), &name.module, name.id).await?.is_some()
+                    }
                     _ => false,
                 };
                 if !there {
@@ -376,7 +381,10 @@ impl Work<'_> {
                     Applied::Newer => newer += 1,
                     Applied::Stale => {}
                     Applied::Busy { reason } | Applied::Failed { reason } | Applied::Rejected { reason } => {
-                        return Err(Failure::dependency("unavailable", format!("{}: {reason}", projection.about())));
+                        return Err(Failure::dependency(
+                            "unavailable",
+                            format!("{}: {reason}", projection.about()),
+                        ));
                     }
                     _ => {}
                 }
@@ -397,7 +405,9 @@ impl Work<'_> {
         loop {
             let now = journal.now().await?;
             let relays = journal.relays().await?;
-            let mut live = relays.iter().filter(|relay| relay.owner.is_some() && relay.until.is_some_and(|until| until > now));
+            let mut live = relays
+                .iter()
+                .filter(|relay| relay.owner.is_some() && relay.until.is_some_and(|until| until > now));
             let is_live = live.clone().next().is_some();
             let published = live.all(|relay| {
                 relay.checkpoint.as_ref().is_some_and(|to| to.position >= position && to.behind.is_empty())

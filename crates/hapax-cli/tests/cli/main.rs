@@ -8,6 +8,8 @@ mod consume_http;
 mod consume_kafka;
 mod demo;
 mod doctor;
+mod erase;
+mod erase_servers;
 mod explain;
 mod filter;
 mod journal;

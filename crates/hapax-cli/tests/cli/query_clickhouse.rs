@@ -13,13 +13,13 @@ use crate::common::serve::{Server, refused, request};
 use crate::common::{Ran, hapax, run};
 
 /// A database of this test's own. It goes when this is dropped.
-struct Database {
+pub struct Database {
     host: String,
-    name: String,
+    pub name: String,
 }
 
 impl Database {
-    fn new(dir: &Path) -> Self {
+    pub fn new(dir: &Path) -> Self {
         let url = std::env::var("HAPAX_TEST_CLICKHOUSE_URL").unwrap_or_else(|_| {
             panic!("HAPAX_TEST_CLICKHOUSE_URL is not set: run `scripts/services up` and `eval \"$(scripts/services env)\"`")
         });
@@ -28,21 +28,45 @@ impl Database {
         Database { host, name: format!("hapax_cli_{name}") }
     }
 
-    fn set(&self) -> String {
+    pub fn set(&self) -> String {
         format!("analytics.url=clickhouse://hapax:s3cret%2F%26%3F@{}/{}", self.host, self.name)
+    }
+}
+
+impl Database {
+    /// Sends a statement; what the server says, with its headers.
+    fn send(&self, sql: &str) -> std::io::Result<String> {
+        let mut stream = std::net::TcpStream::connect(&self.host)?;
+        let head = format!(
+            "POST / HTTP/1.1\r\nHost: c\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+            sql.len()
+        );
+        stream.write_all((head + sql).as_bytes())?;
+        let mut said = Vec::new();
+        stream.read_to_end(&mut said)?;
+        Ok(String::from_utf8_lossy(&said).into_owned())
+    }
+
+    pub fn run(&self, sql: &str) {
+        let said = self.send(sql).unwrap();
+        assert!(said.starts_with("HTTP/1.1 200"), "{sql}: {said}");
+    }
+
+    /// The one number that a question is answered with.
+    pub fn ask(&self, sql: &str) -> u64 {
+        let said = self.send(sql).unwrap();
+        let number = said.lines().find_map(|line| line.trim().parse().ok().filter(|_| !line.contains(':')));
+        let chunked = said.to_ascii_lowercase().contains("transfer-encoding: chunked");
+        let last = said.split("\r\n\r\n").nth(1).unwrap_or_default();
+        let number =
+            if chunked { last.lines().nth(1).and_then(|line| line.trim().parse().ok()) } else { number };
+        number.unwrap_or_else(|| panic!("{sql}: {said}"))
     }
 }
 
 impl Drop for Database {
     fn drop(&mut self) {
-        let Ok(mut stream) = std::net::TcpStream::connect(&self.host) else { return };
-        let sql = format!("DROP DATABASE IF EXISTS {}", self.name);
-        let head = format!(
-            "POST / HTTP/1.1\r\nHost: c\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
-            sql.len()
-        );
-        let _ = stream.write_all((head + &sql).as_bytes());
-        let _ = stream.read_to_end(&mut Vec::new());
+        let _ = self.send(&format!("DROP DATABASE IF EXISTS {}", self.name));
     }
 }
 

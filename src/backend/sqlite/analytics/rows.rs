@@ -317,7 +317,8 @@ const ERASED: &str = "its content was erased";
 /// Rejected changes of a subject that have content, for parameters 1 to 4: tenant, what the payload contains,
 /// whether all of the tenant's are meant, the reason of erased ones. One whose tenant could not be read is the
 /// subject's if it names it.
-const REJECTED: &str = "(tenant IS ?1 AND ?3 OR (tenant IS ?1 OR tenant IS NULL) AND instr(payload, CAST(?2 AS BLOB)) > 0)
+const REJECTED: &str =
+    "(tenant IS ?1 AND ?3 OR (tenant IS ?1 OR tenant IS NULL) AND instr(payload, CAST(?2 AS BLOB)) > 0)
     AND (length(payload) > 0 OR reason <> ?4)";
 
 /// How many rows and rejected changes have content of a subject.

@@ -6,11 +6,11 @@ use super::BATCH;
 use crate::backend::sqlite::codec::{pack, unpack};
 use crate::backend::sqlite::connect::immediate;
 use crate::backend::sqlite::fault::Doing;
+use crate::bus::route::aggregate_key;
 use crate::clock::Time;
 use crate::erase::{DELETION, HEADER, Subject, payload};
 use crate::error::Result;
 use crate::event::Headers;
-use crate::bus::route::aggregate_key;
 
 const WHAT: &str = "erasing records of a bus";
 

@@ -18,7 +18,9 @@ use super::connect::{self, Access, immediate, patiently};
 use super::fault::Doing;
 use super::journal::{aggregate_number, tenant_number};
 use crate::clock::Time;
-use crate::erase::{ANSWER_BODY, ANSWER_HEADERS, ANSWER_STATUS, DELETION, Eraser, Found, Subject, headers, name, payload};
+use crate::erase::{
+    ANSWER_BODY, ANSWER_HEADERS, ANSWER_STATUS, DELETION, Eraser, Found, Subject, headers, name, payload,
+};
 use crate::error::{Error, Result};
 use crate::event::Fingerprint;
 use crate::records::Name;
@@ -50,7 +52,8 @@ impl SqliteEraser {
         let work = move || {
             let conn = connect::open_file(&path, access, "file to erase in")?;
             // What is deleted or shortened is overwritten with zeros, also before the file is written anew.
-            conn.execute_batch("PRAGMA secure_delete = ON; PRAGMA synchronous = FULL").doing("setting how to delete")?;
+            conn.execute_batch("PRAGMA secure_delete = ON; PRAGMA synchronous = FULL")
+                .doing("setting how to delete")?;
             run(&conn)
         };
         let done = tokio::task::spawn_blocking(work).await;
@@ -197,7 +200,12 @@ fn erase_events(conn: &Connection, of: &Subject) -> Result<u64> {
         let mut statement = conn.prepare_cached(&select).doing(what)?;
         let found = statement.query_map(params![tenant, aggregate, DELETION, Fingerprint::ERASED.0], |row| {
             let (kind, aggregate): (Option<String>, String) = (row.get(1)?, row.get(2)?);
-            let said = payload(kind.as_deref(), &aggregate, row.get::<_, i64>(3)? as u64, Time::from_micros(row.get(4)?));
+            let said = payload(
+                kind.as_deref(),
+                &aggregate,
+                row.get::<_, i64>(3)? as u64,
+                Time::from_micros(row.get(4)?),
+            );
             Ok((row.get::<_, i64>(0)?, said))
         });
         let found: Vec<(i64, String)> = found.and_then(Iterator::collect).doing(what)?;
@@ -232,7 +240,10 @@ fn erase_answers(conn: &Connection, of: &Subject) -> Result<u64> {
     );
     in_batches(conn, what, || {
         let by = params![of.tenant_text(), ANSWER_BODY, answer_mark(of), ANSWER_HEADERS];
-        conn.prepare_cached(&sql).and_then(|mut statement| statement.execute(by)).map(|rows| rows as u64).doing(what)
+        conn.prepare_cached(&sql)
+            .and_then(|mut statement| statement.execute(by))
+            .map(|rows| rows as u64)
+            .doing(what)
     })
 }
 
@@ -286,7 +297,9 @@ fn erase_entries(conn: &Connection, of: &Subject) -> Result<u64> {
 
 fn heads(conn: &Connection, of: &Subject) -> Result<Vec<(Name, u64)>> {
     let what = "reading the heads of records";
-    let (true, Some(tenant_id)) = (has(conn, "hapax_journal_meta")?, of.tenant_id()) else { return Ok(Vec::new()) };
+    let (true, Some(tenant_id)) = (has(conn, "hapax_journal_meta")?, of.tenant_id()) else {
+        return Ok(Vec::new());
+    };
     let Some((tenant, aggregate)) = of_journal(conn, of)? else { return Ok(Vec::new()) };
     let sql = "SELECT aggregate, head FROM main.hapax_journal_aggregate WHERE tenant = ?1 AND (?2 IS NULL OR number = ?2)
                AND head > 0 ORDER BY number";
@@ -295,7 +308,9 @@ fn heads(conn: &Connection, of: &Subject) -> Result<Vec<(Name, u64)>> {
     let mut found = Vec::new();
     while let Some(row) = rows.next().doing(what)? {
         let aggregate: String = row.get(0).doing(what)?;
-        found.extend(name(tenant_id, &aggregate).map(|name| Ok((name, row.get::<_, i64>(1).doing(what)? as u64))));
+        found.extend(
+            name(tenant_id, &aggregate).map(|name| Ok((name, row.get::<_, i64>(1).doing(what)? as u64))),
+        );
     }
     found.into_iter().collect()
 }
@@ -318,7 +333,8 @@ fn knows(conn: &Connection, of: &Subject) -> Result<bool> {
 /// Writes the file anew and empties its write-ahead log.
 fn compact(conn: &Connection, shown: &str) -> Result<Vec<String>> {
     let what = "writing a file anew";
-    let sql = "SELECT name FROM main.sqlite_schema WHERE type = 'table' AND name NOT LIKE 'hapax\\_%' ESCAPE '\\'
+    let sql =
+        "SELECT name FROM main.sqlite_schema WHERE type = 'table' AND name NOT LIKE 'hapax\\_%' ESCAPE '\\'
                AND name NOT LIKE 'bus\\_%' ESCAPE '\\' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' LIMIT 1";
     let mut left = Vec::new();
     let foreign: Vec<String> = conn
