@@ -254,7 +254,7 @@ fn a_run_that_was_killed_anywhere_is_run_again_and_ends_the_same() {
         child.kill().unwrap();
         child.wait().unwrap();
         killed += 1;
-        pause += Duration::from_millis(20);
+        pause = pause * 5 / 4 + Duration::from_millis(5);
     }
     assert!(killed > 2, "it was killed {killed} times");
     let report = erase(dir, &["--tenant", ALICE, "--yes", "--json"]).code(0).json();

@@ -8,7 +8,7 @@ use std::path::Path;
 use serde_json::json;
 
 use crate::common::roles::{Connection, Postgres};
-use crate::common::run;
+use crate::common::{run, run_with};
 use crate::erase::{ALICE, BOB, OF_ALICE, OF_BOB, create, place, send};
 use crate::query_clickhouse::Database;
 
@@ -62,6 +62,12 @@ fn t337_an_old_version_that_is_inserted_again_stays_hidden_and_goes_for_good() {
     let as_owner = |command: &[&str], more: &[&str]| {
         run(dir, &[command, &postgres.as_owner()[..], &texts(&model), more].concat())
     };
+    let append = |what: &str| {
+        let of = ["journal", "append", "--tenant", ALICE, "--aggregate", "mails", "--json", "-"];
+        let event = format!("{{\"event_id\":\"mail\",\"do\":\"{what}\"}}\n");
+        run_with(dir, &[&of[..], &postgres.as_owner()].concat(), event.as_bytes()).code(0).out
+    };
+    assert!(append(OF_ALICE).contains("\"new\""));
     as_owner(&["verify", "analytics", "--wait", "60s"], &[]).code(0);
     assert!(rows(&postgres, OF_ALICE) >= 5 && versions(&database, OF_ALICE) >= 1);
     // The app may not, and is told who may.
@@ -81,9 +87,10 @@ fn t337_an_old_version_that_is_inserted_again_stays_hidden_and_goes_for_good() {
     let erase = |more: &[&str]| as_owner(&["erase", "--tenant", ALICE, "--wait", "60s", "--json"], more);
     let counted = erase(&["--dry-run"]).code(0).json();
     // The app has deleted the record before it was refused.
-    assert!(place(&counted, "journal events") == 2 && place(&counted, "answers of keys") == 2, "{counted}");
+    assert!(place(&counted, "journal events") == 3 && place(&counted, "answers of keys") == 2, "{counted}");
     let report = erase(&["--yes"]).code(0).json();
     assert_eq!(report["state"], "gone", "{report}");
+    assert!(append("other").contains("\"repeat\""), "an erased id is a repeat");
     assert_eq!((rows(&postgres, OF_ALICE), versions(&database, OF_ALICE)), (0, 0));
     assert!(rows(&postgres, OF_BOB) >= 3 && versions(&database, OF_BOB) == 1);
     let kept = send(

@@ -23,6 +23,7 @@ use crate::erase::{
 };
 use crate::error::{Error, Result};
 use crate::event::Fingerprint;
+use crate::id::EventId;
 use crate::records::Name;
 
 /// How many rows one transaction erases.
@@ -265,10 +266,15 @@ fn telling(of: &Subject) -> Result<(String, Vec<rusqlite::types::Value>)> {
         AND (metadata IS NOT NULL OR fingerprint IS NOT NULL OR note IS NOT NULL AND note NOT LIKE 'dropped by %')"
         .to_owned();
     if let Some(aggregate) = of.aggregate()? {
-        let ids = vec!["?"; of.events.len()].join(", ");
-        sql += &format!(" AND (aggregate = ? OR id IN ({ids}))");
+        // As one value: a statement takes so many.
+        let hex = |id: &EventId| -> String {
+            let nibbles = id.key().iter().flat_map(|byte| [byte >> 4, byte & 15]).collect::<Vec<_>>();
+            nibbles.into_iter().filter_map(|nibble| char::from_digit(u32::from(nibble), 16)).collect()
+        };
+        let ids: Vec<String> = of.events.iter().map(hex).collect();
+        sql += " AND (aggregate = ? OR lower(hex(id)) IN (SELECT value FROM json_each(?)))";
         values.push(Value::Text(aggregate.as_str().to_owned()));
-        values.extend(of.events.iter().map(|id| Value::Blob(id.key().to_vec())));
+        values.push(Value::Text(serde_json::json!(ids).to_string()));
     }
     Ok((sql, values))
 }
