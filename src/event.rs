@@ -279,6 +279,10 @@ pub struct Fingerprint(pub [u8; 16]);
 const DEPTH_MAX: usize = 128;
 
 impl Fingerprint {
+    /// That of an event whose content was [erased](crate::erase): it equals any other, since nothing is left to
+    /// compare. A hash of what was erased would let whoever has it try out what the content was.
+    pub const ERASED: Fingerprint = Fingerprint([0; 16]);
+
     /// Hashes the immutable part of an event.
     pub fn of(kind: Option<&Kind>, aggregate: Option<&Aggregate>, seq: Option<u64>, payload: &[u8]) -> Self {
         let mut hash = Sha256::new();

@@ -77,8 +77,10 @@ pub mod analytics;
 
 pub mod projection;
 
-// 7: forgotten, after the retention.
+// 7: forgotten, after the retention or because somebody asks for it.
 pub mod sweep;
+
+pub mod erase;
 
 // What surrounds it.
 pub mod access;

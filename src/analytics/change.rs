@@ -9,7 +9,7 @@ use crate::bus::{Pulse, Received};
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::event::Origin;
-use crate::id::Tenant;
+use crate::id::{Tenant, Topic};
 use crate::records::{KIND_PREFIX, ModuleSlug, Name, Payload, tenant_id};
 
 /// A row for a read model: what a record is under one version.
@@ -32,6 +32,16 @@ pub struct Change {
     pub updated_at: Time,
     /// Where this change was read. For people who look: it decides nothing.
     pub origin: Origin,
+}
+
+impl Change {
+    /// The deletion of a record under a version, which comes from no topic: `topic` is the one that its changes come
+    /// from.
+    pub fn deletion(name: Name, version: Version, at: Time, topic: Topic) -> Self {
+        let Name { tenant, module, id } = name;
+        let origin = Origin::new(topic, 0, -1);
+        Change { tenant, module, id, version, payload: None, created_at: at, updated_at: at, origin }
+    }
 }
 
 impl Name {
@@ -113,6 +123,9 @@ struct Body<'b> {
     updated_at: String,
     #[serde(borrow)]
     payload: Option<&'b RawValue>,
+    /// Whether the content of the event was erased; see [`erase`](crate::erase).
+    #[serde(default)]
+    erased: bool,
 }
 
 impl Input {
@@ -163,6 +176,8 @@ fn change(received: &Received, kind: Option<&str>, tenant: Uuid, generation: u16
     let payload = match (kind, body.payload) {
         (Some("record.created" | "record.updated"), Some(payload)) => Some(Payload::new(payload.get())?),
         (Some("record.deleted"), None) => None,
+        // Whatever the record was under this version, a deletion follows.
+        (Some("record.created" | "record.updated"), None) if body.erased => None,
         (kind, payload) => {
             let (kind, has) =
                 (kind.unwrap_or_default(), if payload.is_some() { "a payload" } else { "no payload" });

@@ -79,6 +79,7 @@ pub use crate::backend::memory::analytics::MemoryReadModel;
 
 use crate::bus::Partition;
 use crate::clock::Time;
+use crate::erase::Subject;
 use crate::error::Result;
 use crate::id::Topic;
 use crate::records::{Listed, ModuleSlug, Scan};
@@ -197,6 +198,9 @@ pub type Pieces<'p> = &'p mut (dyn FnMut(&[u8]) -> std::io::Result<()> + Send);
 /// 12. A scan hashes what is stored, also of what is no JSON any more. Following its pages shows every record
 ///     that was there all the time once, in its current version; deleted ones are not in it. The rows of a
 ///     tenant and module are ordered by the bytes of their ids. A page is empty only if nothing follows.
+/// 13. `erase` leaves no content of the subject's deleted records and rejected changes, nothing of others is
+///     touched, and the versions of deletions stay. Repeating it changes nothing. A model that cannot erase
+///     says `Unsupported`.
 #[async_trait]
 pub trait ReadModel: Send + Sync + 'static {
     /// Applies blocks, each of another partition.
@@ -237,6 +241,19 @@ pub trait ReadModel: Send + Sync + 'static {
     /// The time by the model's clock.
     async fn now(&self) -> Result<Time>;
 
+    /// How many rows and rejected changes have content of a subject, replaced versions too: what
+    /// [`erase`](ReadModel::erase) would remove once the records are deleted. Changes nothing.
+    async fn erasable(&self, of: &Subject) -> Result<u64> {
+        Err(cannot_erase(of))
+    }
+
+    /// Removes every version of the subject's records that a higher one replaces, for good, and what rejected
+    /// changes of it contain; says how many there were. Deletions stay. Apply the deletions of the records
+    /// before: a version that nothing replaces stays as well.
+    async fn erase(&self, of: &Subject) -> Result<u64> {
+        Err(cannot_erase(of))
+    }
+
     /// Writes all records of a selection as one Parquet file, piece by piece. A file that cannot be finished is
     /// an error. [`Unsupported`](crate::Error::Unsupported) where the model has no engine for it.
     async fn export_parquet(&self, of: &Selection, to: Pieces<'_>) -> Result<()> {
@@ -257,6 +274,10 @@ pub trait ReadModel: Send + Sync + 'static {
 
     /// Whether what was applied survives a restart.
     fn durable(&self) -> bool;
+}
+
+fn cannot_erase(of: &Subject) -> crate::Error {
+    crate::Error::Unsupported(format!("this read model cannot erase {of}; one in SQLite or ClickHouse can"))
 }
 
 #[async_trait]
@@ -296,6 +317,12 @@ impl<M: ReadModel + ?Sized> ReadModel for Arc<M> {
     }
     async fn now(&self) -> Result<Time> {
         (**self).now().await
+    }
+    async fn erasable(&self, of: &Subject) -> Result<u64> {
+        (**self).erasable(of).await
+    }
+    async fn erase(&self, of: &Subject) -> Result<u64> {
+        (**self).erase(of).await
     }
     async fn export_parquet(&self, of: &Selection, to: Pieces<'_>) -> Result<()> {
         (**self).export_parquet(of, to).await

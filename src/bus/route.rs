@@ -3,12 +3,24 @@
 
 use super::TopicSettings;
 use crate::error::{Error, Result};
-use crate::id::Topic;
+use crate::id::{Tenant, Topic};
 
 /// The longest topic name, in characters. The same limit as Kafka's.
 const TOPIC_CHARS_MAX: usize = 249;
 /// The most partitions a topic may have.
 const PARTITIONS_MAX: i32 = 1000;
+
+/// The key of an aggregate's records, prefixed with the tenant if there is one.
+pub(crate) fn aggregate_key(tenant: Option<&Tenant>, aggregate: &str) -> String {
+    match tenant {
+        Some(tenant) => {
+            let tenant =
+                percent_encoding::utf8_percent_encode(tenant.as_str(), percent_encoding::NON_ALPHANUMERIC);
+            format!("{tenant}/{aggregate}")
+        }
+        None => aggregate.to_owned(),
+    }
+}
 
 /// The partition of a key: murmur2 of its bytes with the sign bit cleared, modulo the number of
 /// partitions. Kafka's Java client does the same, so a topic that moves to Kafka keeps its keys

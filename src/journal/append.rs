@@ -194,7 +194,9 @@ impl Ready<'_> {
                 continue;
             }
             placed.push(match known(index) {
-                Some((seq, position, fingerprint)) if fingerprint == self.fingerprints[index] => {
+                Some((seq, position, fingerprint))
+                    if fingerprint == self.fingerprints[index] || fingerprint == Fingerprint::ERASED =>
+                {
                     Placed { seq, position, placing: Placing::Repeat }
                 }
                 Some((seq, position, _)) if settings.mismatch == MismatchRule::Warn => {

@@ -217,7 +217,8 @@ impl JournalSweep {
 ///    original seq and position, regardless of `expected`, and nothing is stored for it.
 /// 4. An id that is already stored with another fingerprint is a `Mismatch`, and nothing of the
 ///    append is stored. Under `warn` the answer is the original, and the mismatch is counted; the
-///    new payload is never stored.
+///    new payload is never stored. An id whose event was [erased](crate::erase) is a repeat, whatever
+///    its content.
 /// 5. Tenants are isolated: aggregates and ids of different tenants never collide.
 /// 6. An aggregate's events are read in seq order from any seq on, in pages. They read back byte
 ///    for byte as appended: id, time, kind, payload, headers, trace.

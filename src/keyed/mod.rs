@@ -77,7 +77,7 @@ use crate::ledger::Token;
 
 /// The codes of the problems that the layer answers with, besides those of [`Error`](crate::Error).
 /// Each has a page in `docs/errors/`.
-pub const PROBLEMS: [&str; 13] = [
+pub const PROBLEMS: [&str; 14] = [
     "key-missing",
     "key-invalid",
     "body-unreadable",
@@ -86,6 +86,7 @@ pub const PROBLEMS: [&str; 13] = [
     "key-running",
     "outcome-unknown",
     "key-expired",
+    "answer-erased",
     "answer-too-large",
     "handler-failed",
     "handler-timeout",

@@ -31,6 +31,7 @@
 
 mod analytics;
 mod bus;
+mod erase;
 mod journal;
 mod ledger;
 mod projection;
@@ -52,6 +53,7 @@ use crate::analytics::ReadModel;
 use crate::backend::object::AllocatorSettings;
 pub use crate::backend::{Migrate, Pools};
 use crate::bus::Bus;
+use crate::erase::Eraser;
 use crate::error::Result;
 use crate::journal::{Journal, JournalSettings};
 use crate::keyed::Keys;
@@ -198,4 +200,10 @@ pub async fn access(url: &str) -> Result<Arc<dyn Access>> {
 /// Opens a store of API tokens with your own settings.
 pub async fn access_with(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Access>> {
     stores::access(url, settings).await
+}
+
+/// Opens what [erases](crate::erase) in the database of a ledger, a journal, keys, a read model or an embedded bus:
+/// `sqlite:FILE`, whatever the file holds, or `postgres://…`, whatever its schema holds. Makes nothing.
+pub async fn eraser(url: &str, schema: &str) -> Result<Arc<dyn Eraser>> {
+    erase::eraser(url, schema).await
 }

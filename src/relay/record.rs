@@ -9,6 +9,7 @@
 use bytes::Bytes;
 
 use super::RelaySettings;
+use crate::bus::route::aggregate_key;
 use crate::bus::{PULSE, Record};
 use crate::event::Headers;
 use crate::id::{Json, KIND_HEADERS, RECORD_KINDS, Tenant, implied_kind, says_structured};
@@ -133,14 +134,7 @@ fn is_its_own_envelope(stored: &Stored) -> bool {
 fn key(stored: &Stored) -> Bytes {
     let event = &stored.event;
     let aggregate = event.aggregate.as_ref().map_or("", |aggregate| aggregate.as_str());
-    match &event.tenant {
-        Some(tenant) => {
-            let tenant =
-                percent_encoding::utf8_percent_encode(tenant.as_str(), percent_encoding::NON_ALPHANUMERIC);
-            format!("{tenant}/{aggregate}").into()
-        }
-        None => aggregate.to_owned().into(),
-    }
+    aggregate_key(event.tenant.as_ref(), aggregate).into()
 }
 
 #[cfg(test)]

@@ -187,6 +187,7 @@ pub enum Command {
     /// Have Debezium carry records from PostgreSQL to a topic, for read models
     Cdc(Box<crate::cdc::CdcArgs>),
     Explain(Box<crate::explain::ExplainArgs>),
+    Erase(Box<crate::erase::EraseArgs>),
     /// Look at dead letters, run them again or drop them
     Dead(crate::letters::DeadArgs),
     /// Look at events that wait behind something unresolved, and release them

@@ -12,6 +12,7 @@ mod consume;
 #[cfg(unix)]
 mod demo;
 mod doctor;
+mod erase;
 mod explain;
 mod exporters;
 mod failure;
@@ -88,6 +89,7 @@ fn run(cli: Cli) -> Result<u8, Failure> {
         Command::Cdc(args) => runtime.block_on(cdc::run(global, &args)),
         Command::Verify(args) => runtime.block_on(verify::run(global, &args)),
         Command::Query(args) => runtime.block_on(query::run(global, &args)),
+        Command::Erase(args) => runtime.block_on(erase::run(global, &args)),
         Command::Explain(args) => runtime.block_on(explain::run(global, &args)),
         Command::Dead(args) => runtime.block_on(letters::dead(global, &args)),
         Command::Parked(args) => runtime.block_on(letters::parked(global, &args)),

@@ -12,6 +12,7 @@
 //! pulse could speak of rows that are lost. See `sync` for states that arrive late.
 
 mod ask;
+mod erase;
 mod fault;
 mod http;
 mod index;
@@ -40,6 +41,7 @@ use crate::analytics::{
 };
 use crate::bus::Partition;
 use crate::clock::Time;
+use crate::erase::Subject;
 use crate::error::{Error, Result};
 use crate::id::Topic;
 use crate::records::{Listed, ModuleSlug, Payload, Scan};
@@ -341,6 +343,16 @@ impl ReadModel for ClickHouseReadModel {
 
     async fn now(&self) -> Result<Time> {
         ask::now(&self.0.server).await
+    }
+
+    async fn erasable(&self, of: &Subject) -> Result<u64> {
+        let done = erase::count(self.ready().await?, of).await;
+        self.noting(done).await
+    }
+
+    async fn erase(&self, of: &Subject) -> Result<u64> {
+        let done = erase::erase(self.ready().await?, of).await;
+        self.noting(done).await
     }
 
     async fn export_parquet(&self, of: &Selection, to: Pieces<'_>) -> Result<()> {

@@ -14,6 +14,7 @@ pub mod analytics;
 pub mod bus;
 pub(crate) mod codec;
 pub(crate) mod connect;
+pub(crate) mod erase;
 pub(crate) mod fault;
 mod held;
 pub mod journal;
@@ -33,6 +34,7 @@ mod writer;
 
 pub use access::SqliteAccess;
 pub use analytics::SqliteReadModel;
+pub use erase::SqliteEraser;
 pub use journal::SqliteJournal;
 pub use keys::SqliteKeys;
 pub use records::SqliteRecords;

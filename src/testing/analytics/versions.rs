@@ -2,8 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::{ReadModelHarness, apply, at, block, change, module, orders, partition, shown, tally};
-use crate::analytics::{Block, Change, ReadModel as _, Tally, Uuid, Version};
+use super::{ReadModelHarness, apply, at, block, change, module, orders, partition, rejected, shown, tally};
+use crate::analytics::{Block, Change, ReadModel as _, Selection, Tally, Uuid, Version};
+use crate::erase::Subject;
+use crate::error::Error;
+use crate::id::Tenant;
 use crate::testing::model::rng::{Rng, seed};
 
 /// Changes of a few records: each is created, updated, sometimes deleted and created again.
@@ -147,4 +150,51 @@ pub async fn m11_the_id_stays(harness: &impl ReadModelHarness) {
     drop(model);
     assert_eq!(harness.open().await.id().await.expect("an id"), id);
     assert!(id.is_none_or(|id| !id.is_nil()), "nobody else has it");
+}
+
+/// Content of a deleted record and of a rejected change goes; the deletion, and everything of others, stays.
+pub async fn m13_what_is_erased_has_no_content_and_stays_deleted(harness: &impl ReadModelHarness) {
+    let model = harness.open().await;
+    let tenant = Uuid::from_u128(7);
+    let of_tenant = |id, seq, json| Change { tenant, ..change(id, seq, json) };
+    let secret = r#"{"secret":1}"#;
+    let mut first =
+        block([of_tenant(1, 1, Some(secret)), of_tenant(2, 1, Some(secret)), change(1, 1, Some(secret))]);
+    first.rejected = vec![(rejected(Some(tenant), 0, 5), None), (rejected(Some(Uuid::nil()), 0, 6), None)];
+    apply(&model, first).await;
+    apply(&model, block([of_tenant(1, 2, Some(secret))])).await;
+    let all = Subject::tenant(Tenant::new(tenant.to_string()).expect("a valid tenant"));
+    let one = Subject::record(all.tenant.clone(), module("orders"), Uuid::from_u128(1));
+    if let Err(error) = model.erasable(&all).await {
+        assert!(matches!(error, Error::Unsupported(_)), "{error}");
+        assert!(matches!(model.erase(&all).await, Err(Error::Unsupported(_))));
+        return;
+    }
+    let left = async |of: &Subject| model.erasable(of).await.expect("a count");
+    let erase = async |of: &Subject| model.erase(of).await.expect("it is erased");
+    assert!(left(&one).await >= 1 && left(&all).await >= 3, "record and rejected change count");
+    // A record that is not deleted keeps its content.
+    erase(&one).await;
+    assert_eq!(left(&one).await, 1, "only the version that counts is left");
+    apply(&model, block([of_tenant(1, 3, None)])).await;
+    erase(&one).await;
+    assert_eq!((left(&one).await, left(&all).await), (0, 2), "the other record and the rejected change");
+    apply(&model, block([of_tenant(2, 2, None)])).await;
+    erase(&all).await;
+    assert_eq!(erase(&all).await, 0, "nothing is left to erase");
+    assert_eq!(left(&all).await, 0);
+    let version = model.version(tenant, &module("orders"), Uuid::from_u128(1)).await.expect("a version");
+    assert_eq!(version.map(Version::seq), Some(3), "the deletion stays");
+    let kept = model.rejected(10).await.expect("rejected changes");
+    assert_eq!(kept.len(), 2, "they still hold back");
+    assert!(
+        kept.iter().all(|kept| kept.rejected.payload.is_empty() == (kept.rejected.tenant == Some(tenant)))
+    );
+    // What arrives late is hidden, and goes with the next erasure.
+    apply(&model, block([of_tenant(1, 2, Some(secret))])).await;
+    let of = Selection { tenant, ..orders() };
+    assert!(super::all(&model, &of, 10).await.is_empty());
+    erase(&all).await;
+    assert_eq!(left(&all).await, 0);
+    assert_eq!(shown(&model).await, [(1, 1, secret.to_owned())], "others are as they were");
 }

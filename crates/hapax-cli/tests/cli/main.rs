@@ -10,6 +10,8 @@ mod consume_kafka;
 mod cross_layer;
 mod demo;
 mod doctor;
+mod erase;
+mod erase_servers;
 mod explain;
 mod filter;
 mod journal;

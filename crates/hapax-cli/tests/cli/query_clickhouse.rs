@@ -34,16 +34,38 @@ impl Database {
 
     /// Runs a statement; the status and what it says, 0 if nobody answers.
     pub fn sql(&self, sql: &str) -> (u16, String) {
-        let Ok(mut stream) = std::net::TcpStream::connect(&self.host) else { return (0, String::new()) };
+        let Ok(answer) = self.send(sql) else { return (0, String::new()) };
+        let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+        (status, answer.split_once("\r\n\r\n").map_or_else(String::new, |(_, body)| body.to_owned()))
+    }
+
+    /// Sends a statement; what the server says, with its headers.
+    fn send(&self, sql: &str) -> std::io::Result<String> {
+        let mut stream = std::net::TcpStream::connect(&self.host)?;
         let head = format!(
             "POST / HTTP/1.1\r\nHost: c\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
             sql.len()
         );
-        let (_, mut answer) = (stream.write_all((head + sql).as_bytes()), Vec::new());
-        let _ = stream.read_to_end(&mut answer);
-        let answer = String::from_utf8_lossy(&answer);
-        let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
-        (status, answer.split_once("\r\n\r\n").map_or_else(String::new, |(_, body)| body.to_owned()))
+        stream.write_all((head + sql).as_bytes())?;
+        let mut said = Vec::new();
+        stream.read_to_end(&mut said)?;
+        Ok(String::from_utf8_lossy(&said).into_owned())
+    }
+
+    pub fn run(&self, sql: &str) {
+        let said = self.send(sql).unwrap();
+        assert!(said.starts_with("HTTP/1.1 200"), "{sql}: {said}");
+    }
+
+    /// The one number that a question is answered with.
+    pub fn ask(&self, sql: &str) -> u64 {
+        let said = self.send(sql).unwrap();
+        let number = said.lines().find_map(|line| line.trim().parse().ok().filter(|_| !line.contains(':')));
+        let chunked = said.to_ascii_lowercase().contains("transfer-encoding: chunked");
+        let last = said.split("\r\n\r\n").nth(1).unwrap_or_default();
+        let number =
+            if chunked { last.lines().nth(1).and_then(|line| line.trim().parse().ok()) } else { number };
+        number.unwrap_or_else(|| panic!("{sql}: {said}"))
     }
 }
 

@@ -9,7 +9,7 @@ use crate::backend::postgres::schema::check_name;
 use crate::error::Result;
 
 /// The schema version that this build writes.
-pub const JOURNAL_VERSION: i32 = 1;
+pub const JOURNAL_VERSION: i32 = 2;
 /// The oldest build, by schema version, that can still use what this build writes.
 pub const JOURNAL_ACCEPTS: i32 = 1;
 
@@ -21,7 +21,10 @@ const PART: Part = Part {
     meta: "journal_meta",
     version: JOURNAL_VERSION,
     accepts: JOURNAL_ACCEPTS,
-    steps: &[&[include_str!("migrations/0001_journal.sql"), include_str!("migrations/0002_languages.sql")]],
+    steps: &[
+        &[include_str!("migrations/0001_journal.sql"), include_str!("migrations/0002_languages.sql")],
+        &[include_str!("migrations/0003_erased.sql")],
+    ],
     fail: super::fail,
 };
 

@@ -20,6 +20,7 @@ use crate::analytics::{
 };
 use crate::bus::Partition;
 use crate::clock::{Clock, SystemClock, Time};
+use crate::erase::Subject;
 use crate::error::{Error, Result};
 use crate::id::Topic;
 use crate::records::{Listed, ModuleSlug, Scan};
@@ -168,6 +169,17 @@ impl ReadModel for SqliteReadModel {
 
     async fn now(&self) -> Result<Time> {
         Ok(self.0.clock.now())
+    }
+
+    async fn erasable(&self, of: &Subject) -> Result<u64> {
+        let of = of.clone();
+        answer(self.0.read.send(move |conn| rows::erasable(conn, &of))).await
+    }
+
+    async fn erase(&self, of: &Subject) -> Result<u64> {
+        let of = of.clone();
+        // A row has one version, so the deletion has replaced the content already.
+        self.write("erasing rejected changes", move |conn| rows::erase_rejected(conn, &of)).await
     }
 
     fn schema(&self) -> Vec<String> {

@@ -12,6 +12,7 @@ use crate::backend::sqlite::records::rows::decode;
 use crate::backend::sqlite::scan::page;
 use crate::bus::Partition;
 use crate::clock::Time;
+use crate::erase::Subject;
 use crate::error::{Error, Result};
 use crate::event::Origin;
 use crate::id::Topic;
@@ -308,4 +309,37 @@ pub(super) fn drop_rejected(conn: &Connection, partition: &Partition, offset: i6
         .execute(sql, params![partition.topic.as_str(), partition.number, offset])
         .doing("giving a rejected change up")?;
     Ok(gone == 1)
+}
+
+/// What a rejected change that was erased says.
+const ERASED: &str = "its content was erased";
+
+/// Rejected changes of a subject that have content, for parameters 1 to 4: tenant, what the payload contains,
+/// whether all of the tenant's are meant, the reason of erased ones. One whose tenant could not be read is the
+/// subject's if it names it.
+const REJECTED: &str =
+    "(tenant IS ?1 AND ?3 OR (tenant IS ?1 OR tenant IS NULL) AND instr(payload, CAST(?2 AS BLOB)) > 0)
+    AND (length(payload) > 0 OR reason <> ?4)";
+
+/// How many rows and rejected changes have content of a subject.
+pub(super) fn erasable(conn: &Connection, of: &Subject) -> Result<u64> {
+    let Some(tenant) = of.tenant_id() else { return Ok(0) };
+    let (tenant, what) = (tenant.into_bytes(), "counting what is to be erased");
+    let (module, id) = of.record.as_ref().map(|(module, id)| (module.as_str(), id.into_bytes())).unzip();
+    let sql = "SELECT count(*) FROM main.hapax_read_row WHERE tenant = ?1 AND payload IS NOT NULL
+               AND (?2 IS NULL OR module = ?2 AND id = ?3)";
+    let rows: i64 = conn.query_row(sql, params![tenant, module, id], |row| row.get(0)).doing(what)?;
+    let sql = format!("SELECT count(*) FROM main.hapax_read_rejected WHERE {REJECTED}");
+    let by = params![tenant, of.mark(), of.record.is_none(), ERASED];
+    let rejected: i64 = conn.query_row(&sql, by, |row| row.get(0)).doing(what)?;
+    Ok((rows + rejected) as u64)
+}
+
+/// Takes the content out of rejected changes. They stay, and hold back what they held back.
+pub(super) fn erase_rejected(conn: &Connection, of: &Subject) -> Result<u64> {
+    let Some(tenant) = of.tenant_id() else { return Ok(0) };
+    let sql = format!("UPDATE main.hapax_read_rejected SET payload = x'', reason = ?4 WHERE {REJECTED}");
+    let by = params![tenant.into_bytes(), of.mark(), of.record.is_none(), ERASED];
+    let rows = conn.execute(&sql, by).doing("erasing rejected changes")?;
+    Ok(rows as u64)
 }

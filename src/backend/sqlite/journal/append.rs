@@ -136,7 +136,10 @@ fn move_on(conn: &Connection, aggregate: i64, head: u64, last: u64) -> rusqlite:
 }
 
 /// A tenant's number: 0 for no tenant, `None` if the tenant is unknown.
-pub(super) fn tenant_number(conn: &Connection, tenant: Option<&Tenant>) -> Result<Option<i64>> {
+pub(in crate::backend::sqlite) fn tenant_number(
+    conn: &Connection,
+    tenant: Option<&Tenant>,
+) -> Result<Option<i64>> {
     let Some(tenant) = tenant else { return Ok(Some(0)) };
     conn.prepare_cached("SELECT number FROM main.hapax_journal_tenant WHERE tenant = ?1")
         .and_then(|mut statement| statement.query_row([tenant.as_str()], |row| row.get(0)).optional())
@@ -151,7 +154,7 @@ fn new_tenant(conn: &Connection, tenant: Option<&Tenant>) -> Result<i64> {
 }
 
 /// An aggregate's number and its last seq.
-pub(super) fn aggregate_number(
+pub(in crate::backend::sqlite) fn aggregate_number(
     conn: &Connection,
     tenant: i64,
     aggregate: &Aggregate,

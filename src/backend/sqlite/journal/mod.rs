@@ -17,6 +17,7 @@ mod schema;
 mod transaction;
 mod writer;
 
+pub(super) use append::{aggregate_number, tenant_number};
 pub use schema::schema_sql;
 pub use transaction::InTransaction;
 

@@ -1,0 +1,94 @@
+//! Erases replaced versions for good. A merge would drop them too, at a time that nobody knows, and a version that
+//! is inserted again would come back: so deletions, which are versions, stay.
+
+use super::http::{Server, Statement};
+use super::schema::{RECORDS, REJECTED};
+use super::wire::Answer;
+use crate::erase::Subject;
+use crate::error::Result;
+
+const WHAT: &str = "erasing replaced versions";
+/// What a rejected change that was erased says.
+const ERASED: &str = "its content was erased";
+
+/// The rows of the subject.
+fn rows(of: &Subject) -> &'static str {
+    match of.record {
+        Some(_) => "tenant_id = {tenant:UUID} AND module = {module:String} AND record_id = {id:String}",
+        None => "tenant_id = {tenant:UUID}",
+    }
+}
+
+/// Versions that a higher one replaces. The question inside is asked when the rows are looked at: a record that was
+/// written again meanwhile has a higher version then, and keeps that.
+fn replaced(server: &Server, of: &Subject) -> String {
+    let (rows, table) = (rows(of), format!("{}.{RECORDS}", server.database()));
+    format!(
+        "{rows} AND (module, record_id, _version) NOT IN (SELECT module, record_id, max(_version) FROM {table} WHERE {rows}
+         GROUP BY module, record_id)"
+    )
+}
+
+/// Rejected changes of the subject that have content. One whose tenant could not be read is the subject's if it names
+/// it.
+fn rejected(of: &Subject) -> &'static str {
+    match of.record {
+        Some(_) => {
+            "tenant IN ('', {tenant_text:String}) AND position(payload, {mark:String}) > 0
+             AND (payload != '' OR reason != {erased:String})"
+        }
+        None => {
+            "(tenant = {tenant_text:String} OR tenant = '' AND position(payload, {mark:String}) > 0)
+             AND (payload != '' OR reason NOT IN ('', {erased:String}))"
+        }
+    }
+}
+
+/// A statement about the subject; `None` if its tenant has no records.
+fn about(of: &Subject, sql: String) -> Option<Statement> {
+    let tenant = of.tenant_id()?;
+    let mut statement = Statement::new(sql).bind("tenant", tenant).bind("tenant_text", tenant);
+    if let Some((module, id)) = &of.record {
+        statement = statement.bind("module", module).bind("id", id);
+    }
+    Some(statement.bind("mark", of.mark()).bind("erased", ERASED))
+}
+
+async fn number(server: &Server, of: &Subject, sql: String) -> Result<u64> {
+    let Some(statement) = about(of, sql) else { return Ok(0) };
+    Answer::new(&server.ask("counting what is to be erased", statement).await?).u64()
+}
+
+/// How many versions have content, replaced or not, and how many rejected changes.
+pub(super) async fn count(server: &Server, of: &Subject) -> Result<u64> {
+    let database = server.database();
+    let telling = format!("SELECT count() FROM {database}.{RECORDS} WHERE {} AND _deleted = 0", rows(of));
+    let held = format!("SELECT count() FROM {database}.{REJECTED} WHERE {}", rejected(of));
+    Ok(number(server, of, telling).await? + number(server, of, held).await?)
+}
+
+/// Removes them, and answers when all of it is done on every replica.
+pub(super) async fn erase(server: &Server, of: &Subject) -> Result<u64> {
+    let (database, replaced) = (server.database(), replaced(server, of));
+    let count =
+        number(server, of, format!("SELECT count() FROM {database}.{RECORDS} WHERE {replaced}")).await?;
+    if count > 0 {
+        alter(server, of, format!("ALTER TABLE {database}.{RECORDS} DELETE WHERE {replaced}")).await?;
+    }
+    crate::crash_point!("erase.clickhouse");
+    let told = rejected(of);
+    let held = number(server, of, format!("SELECT count() FROM {database}.{REJECTED} WHERE {told}")).await?;
+    if held > 0 {
+        let sql = format!(
+            "ALTER TABLE {database}.{REJECTED} UPDATE payload = '', reason = {{erased:String}} WHERE {told}"
+        );
+        alter(server, of, sql).await?;
+    }
+    Ok(count + held)
+}
+
+async fn alter(server: &Server, of: &Subject, sql: String) -> Result<()> {
+    let Some(statement) = about(of, sql) else { return Ok(()) };
+    server.ask(WHAT, statement.set("mutations_sync", "2")).await?;
+    Ok(())
+}
