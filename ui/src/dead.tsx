@@ -19,7 +19,8 @@ export function DeadView({ session, live }: Shown) {
   // What dies while the page is open appears by itself; a set that was previewed stays as it is.
   const dead = live.samples.at(-1)?.data.scopes.reduce((sum, scope) => sum + (scope.states.dead ?? 0), 0);
   const { data, at, error, loading, again } = useLoad<Groups>(`/v1/dead/groups?all_tenants=${session.whole}`, dead);
-  const [open, setOpen] = useState<Group | null>(null);
+  // By name: the group itself is another one each time the list is read again.
+  const [open, setOpen] = useState<string | null>(null);
   const command = session.command ?? "hapax";
   return (
     <section>
@@ -35,8 +36,8 @@ export function DeadView({ session, live }: Shown) {
         </Empty>
       )}
       <ul class="groups">
-        {data?.groups.map((group) => (
-          <li key={`${group.tenant ?? ""}/${group.scope}/${group.pattern}`} class="group">
+        {data?.groups.map((group) => ({ group, key: JSON.stringify([group.tenant, group.scope, group.pattern]) })).map(({ group, key }) => (
+          <li key={key} class="group">
             <p class="figure"><span class="number">{number(group.count)}</span></p>
             <div class="about">
               <h2 class="reason"><Name of={group.pattern} /></h2>
@@ -50,8 +51,8 @@ export function DeadView({ session, live }: Shown) {
               <ul class="ids">{group.ids.map((id) => <li key={id}><a href={link("id", id, group.tenant)}><Name of={id} /></a></li>)}
                 {group.count > group.ids.length && <li class="small">and {number(group.count - group.ids.length)} more</li>}</ul>
             </div>
-            <button type="button" onClick={() => setOpen(group)} aria-expanded={open === group} disabled={open === group}>Preview a redrive</button>
-            {open === group && <Redrive key={group.pattern} group={group} command={command} close={() => { setOpen(null); again(); }} />}
+            <button type="button" class="second" onClick={() => setOpen(key)} aria-expanded={open === key} disabled={open === key}>Preview a redrive</button>
+            {open === key && <Redrive group={group} command={command} close={() => { setOpen(null); again(); }} />}
           </li>
         ))}
       </ul>

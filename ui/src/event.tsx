@@ -122,7 +122,7 @@ function Row({ step, time, withEvent, tenant }: { step: Step; time: Date | null;
   return (
     <li class={`step ${step.layer}`}>
       <span class="at number">{time ? <time dateTime={step.at!}>{clock(time, true)}</time> : <span class="zero">now</span>}</span>
-      <span class="where">{step.layer.replace("_", " ")}{step.name !== null && <> <Name of={step.name} /></>}</span>
+      <span class="where">{step.layer.replace("_", " ")}{step.name !== null && step.name !== step.layer && <> <Name of={step.name} /></>}</span>
       <div class="what">
         <p>{visible(step.what)}</p>
         {(facts.length > 0 || withEvent) && (

@@ -72,7 +72,7 @@ function RelayStage({ samples, data }: StageData) {
   if (!relay) return <Stage name="Relay" level={state === "failed" ? "bad" : "good"} figure={state} unit="" rows={[]} note={HIDDEN_NOTE} />;
   const level = state === "failed" || relay.parked > 0 ? "bad" : relay.behind > 0 || relay.lag_s > 10 ? "warn" : "good";
   return <Stage name="Relay" level={level} figure={relay.lag_s.toFixed(1)} unit="s lag" rows={[
-    ["it", state],
+    ["role", state],
     ["published", `${rate(growth(samples, (data) => data.relay?.published))}/s`],
     ["aggregates behind", number(relay.behind)],
     ["of them parked", number(relay.parked)],
@@ -135,7 +135,7 @@ export function OverviewView({ live, session }: Shown) {
   return (
     <section>
       <h1>Overview</h1>
-      <p class="lead">The path of an event. Rates are of the last {Math.max(0, samples.length - 1) * 2} seconds.</p>
+      <p class="lead">The path of an event. {samples.length < 2 ? "Rates come with the next numbers." : `Rates are of the last ${Math.round((samples.at(-1)!.at - samples[0].at) / 1000)} seconds.`}</p>
       {!last ? <p class="loading">Waiting for the first numbers…</p> : <>
         <ol class="pipeline">
           <KeyedWrites samples={samples} data={last.data} />
@@ -153,7 +153,7 @@ export function OverviewView({ live, session }: Shown) {
 }
 
 const COLUMNS: [string, string[]][] = [
-  ["done", ["done", "finished"]], ["leased", ["leased", "claimed"]], ["retry", ["retry"]], ["parked", ["parked"]], ["dead", ["dead"]], ["lost", ["lost"]], ["stale", ["stale"]],
+  ["dead", ["dead"]], ["parked", ["parked"]], ["retry", ["retry"]], ["leased", ["leased", "claimed"]], ["done", ["done", "finished"]], ["lost", ["lost"]], ["stale", ["stale"]],
 ];
 
 function Scopes({ samples, data, command }: StageData & { command: string }) {

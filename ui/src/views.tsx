@@ -105,7 +105,7 @@ export function RetentionView({ session }: Shown) {
           {data.dropped.length > 0 && (
             <><h2>Dropped</h2><ul class="plain">{data.dropped.map((week) => <li key={week.week}>week of {week.week}, on <Time at={week.dropped_at} /></li>)}</ul></>
           )}
-          <div class="buttons"><button type="button" onClick={again}>Look again</button></div>
+          <div class="buttons"><button type="button" class="second" onClick={again}>Look again</button></div>
           <Command line={`${command} ledger sweep --dry-run`} />
         </>
       )}
@@ -134,7 +134,7 @@ export function DoctorView({ session }: Shown) {
           </li>
         ))}
       </ul>
-      <div class="buttons"><button type="button" onClick={again} disabled={loading}>Check again</button></div>
+      <div class="buttons"><button type="button" class="second" onClick={again} disabled={loading}>Check again</button></div>
       <Command line={`${session.command ?? "hapax"} doctor`} />
     </section>
   );

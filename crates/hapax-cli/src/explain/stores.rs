@@ -68,9 +68,9 @@ impl<'c> Stores<'c> {
     }
 
     /// One that is open already.
-    fn already<T>(&mut self, pick: impl FnOnce(&Open) -> Option<T>) -> Option<Option<T>> {
+    fn already<T>(&mut self, pick: impl FnOnce(&Open) -> T) -> Option<T> {
         let picked = self.open.as_ref().map(pick)?;
-        self.there += usize::from(picked.is_some());
+        self.there += 1;
         Some(picked)
     }
 
@@ -134,8 +134,8 @@ impl<'c> Stores<'c> {
     }
 
     pub async fn ledger(&mut self) -> Result<Option<Arc<dyn Ledger>>, Failure> {
-        if let Some(open) = self.already(|open| Some(Arc::clone(&open.ledger))) {
-            return Ok(open);
+        if let Some(open) = self.already(|open| Arc::clone(&open.ledger)) {
+            return Ok(Some(open));
         }
         let url = &self.config.ledger.url;
         if !self.is_there("ledger", url, missing_file(url)) {
@@ -148,8 +148,8 @@ impl<'c> Stores<'c> {
     }
 
     pub async fn journal(&mut self) -> Result<Option<Arc<dyn Journal>>, Failure> {
-        if let Some(open) = self.already(|open| Some(Arc::clone(&open.journal))) {
-            return Ok(open);
+        if let Some(open) = self.already(|open| Arc::clone(&open.journal)) {
+            return Ok(Some(open));
         }
         let url = &self.config.journal.url;
         if !self.is_there("journal", url, open::missing_journal(url)) {
@@ -160,8 +160,8 @@ impl<'c> Stores<'c> {
     }
 
     pub async fn keys(&mut self) -> Result<Option<Arc<dyn Keys>>, Failure> {
-        if let Some(open) = self.already(|open| Some(Arc::clone(&open.keys))) {
-            return Ok(open);
+        if let Some(open) = self.already(|open| Arc::clone(&open.keys)) {
+            return Ok(Some(open));
         }
         // The same database, with the role that sees the keys of all tenants.
         let url = self.config.keys.maintenance_url.as_ref().unwrap_or(&self.config.keys.url);
@@ -175,7 +175,8 @@ impl<'c> Stores<'c> {
     }
 
     pub async fn records(&mut self) -> Result<Option<Arc<dyn Records>>, Failure> {
-        if let Some(open) = self.already(|open| open.records.clone()) {
+        if let Some(open) = self.open.as_ref().map(|open| open.records.clone()) {
+            self.there += usize::from(open.is_some());
             if open.is_none() {
                 self.say("records", "this server has none");
             }
@@ -194,7 +195,8 @@ impl<'c> Stores<'c> {
     }
 
     pub fn read_model(&mut self) -> Result<Option<Arc<dyn ReadModel>>, Failure> {
-        if let Some(open) = self.already(|open| open.read_model.clone()) {
+        if let Some(open) = self.open.as_ref().map(|open| open.read_model.clone()) {
+            self.there += usize::from(open.is_some());
             if open.is_none() {
                 self.say("read model", "this server has none");
             }

@@ -154,7 +154,8 @@ impl Caller {
 pub async fn authorise(State(listener): State<Listener>, mut request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
     // Without a route the answer says that there is none, to anybody.
-    let is_open = |route: &str| OPEN.contains(&route) || session::OPEN.contains(&route) || page::is_page(route);
+    let is_open =
+        |route: &str| OPEN.contains(&route) || session::OPEN.contains(&route) || page::is_page(route);
     if route.is_none_or(is_open) {
         return next.run(request).await;
     }

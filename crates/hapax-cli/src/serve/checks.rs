@@ -60,15 +60,13 @@ impl Checked {
         let topics = app.bus.as_ref().map(|_| app.config.relay.topic.clone());
         let in_memory = app.ledger.clone();
         let ledger = (app.config.ledger.url == "memory:").then_some(in_memory);
-        let report =
-            doctor::examine(&app.global, &app.config, &Vec::from_iter(topics), None, ledger).await;
+        let report = doctor::examine(&app.global, &app.config, &Vec::from_iter(topics), None, ledger).await;
         let findings = report.looked.into_iter().map(|looked| CheckAnswer {
             level: looked.level,
             check: looked.check,
             message: looked.message,
         });
-        let answer =
-            DoctorAnswer { findings: findings.collect(), checked_at: SystemClock.now().to_string() };
+        let answer = DoctorAnswer { findings: findings.collect(), checked_at: SystemClock.now().to_string() };
         *last = Some((Instant::now(), answer.clone()));
         answer
     }

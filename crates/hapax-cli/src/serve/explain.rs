@@ -91,7 +91,8 @@ async fn explain(
         (None, None, Some(of)) => gather::aggregate(&mut stores, tenant, &Aggregate::new(of)?).await,
         _ => return Err(Error::invalid("query", "send one of id, key and aggregate").into()),
     };
-    let mut life = serde_json::to_value(life.map_err(problem)?).map_err(|_| internal())?;
+    let mut life =
+        serde_json::to_value(life.map_err(|failure| problem(&failure))?).map_err(|_| internal())?;
     let text = |value: &Value| value.as_str().map(str::to_owned);
     Ok(Json(LifeAnswer {
         tenant: text(&life["tenant"]),
@@ -123,13 +124,16 @@ async fn open(app: &App) -> Open {
     }
 }
 
-fn problem(failure: Failure) -> Problem {
+fn problem(failure: &Failure) -> Problem {
     match failure.code() {
         "not-found" => Problem::new(StatusCode::NOT_FOUND, "not-found", "Not found", failure.message()),
-        "invalid" => Problem::new(StatusCode::BAD_REQUEST, "invalid", "The input is invalid", failure.message()),
+        "invalid" => {
+            Problem::new(StatusCode::BAD_REQUEST, "invalid", "The input is invalid", failure.message())
+        }
         _ if failure.is_dependency() => {
             let told = "a store did not answer, and no other has it; the server's log says which";
-            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", "A database is away or busy", told).retry()
+            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", "A database is away or busy", told)
+                .retry()
         }
         _ => {
             tracing::error!(target: "hapax", error = failure.message(), "an event could not be explained");

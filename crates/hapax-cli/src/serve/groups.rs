@@ -278,7 +278,9 @@ async fn previewed(app: &App, entry: Entry, out_of_order: bool) -> Result<Previe
             let how = if unordered { ", outside the order of its aggregate" } else { "" };
             (true, format!("runs again now{how}, its attempts count from 0"))
         }
-        Err(Error::Conflict { expected, actual }) => (false, format!("stays: it needs {expected}; it is {actual}")),
+        Err(Error::Conflict { expected, actual }) => {
+            (false, format!("stays: it needs {expected}; it is {actual}"))
+        }
         Err(Error::NotFound(_)) => (false, "stays: it is gone".to_owned()),
         Err(error @ Error::Invalid { .. }) => (false, format!("stays: {error}")),
         Err(error) => return Err(error.into()),
@@ -304,7 +306,10 @@ mod tests {
         assert_eq!(pattern(Some("order-17-paid: HTTP 500")), "#: HTTP 500");
         assert_eq!(pattern(Some("order-18-paid: HTTP 500")), "#: HTTP 500");
         assert_ne!(pattern(Some("HTTP 404")), pattern(Some("HTTP 500")));
-        assert_eq!(pattern(Some("card 0190d3a0-5b7e-7c3a-9f51-2f6f1f3b7c10 of é1 at 12345")), "card # of # at #");
+        assert_eq!(
+            pattern(Some("card 0190d3a0-5b7e-7c3a-9f51-2f6f1f3b7c10 of é1 at 12345")),
+            "card # of # at #"
+        );
         assert_eq!(pattern(None), "no reason was given");
         assert_eq!(pattern(Some("")), "");
     }

@@ -18,24 +18,24 @@ use hapax::ledger::{Stat, State as Is};
 use hapax::problem::Problem;
 use hapax::records::tenant_id;
 use hyper::body::Frame;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::Instant;
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::app::{App, Shared, stopped};
 use super::auth::{Caller, Operator};
 use super::counters;
-use super::extract::Json;
+use super::extract::{Json, Params, limit};
 use super::listen::overloaded;
 use super::stats::{JournalStats, RelayStats};
 
 /// How often the numbers are sent.
 const PERIOD: Duration = Duration::from_secs(2);
-/// How long one answer sends them. Who listens asks again, and is authenticated again.
-const STREAM_MAX: Duration = Duration::from_secs(60);
+/// For how many seconds one answer sends them. Who listens asks again, and is authenticated again.
+const STREAM_S_MAX: usize = 60;
 /// How many may listen at once.
 const LISTENERS_MAX: usize = 32;
 /// Counting may take at most this part of the time.
@@ -206,7 +206,7 @@ async fn look(app: &App, caller: &Caller) -> Result<OverviewAnswer, Problem> {
         scopes: scopes(&seen.ledger, caller, whole),
         keys,
         journal: whole.then(|| JournalStats::of(&seen.journal)),
-        relay: app.relay.progress().filter(|_| whole).map(RelayStats::of),
+        relay: app.relay.progress().filter(|_| whole).as_ref().map(RelayStats::of),
         relay_state: app.bus.as_ref().map(|_| app.relay.state().word()),
         bus,
         read_model,
@@ -286,9 +286,8 @@ async fn lag(app: &App, stat: &Stat) -> Vec<LagAnswer> {
         let (mut records, mut committed_any) = (0, false);
         for number in 0..info.partitions {
             let partition = Partition { topic: topic.clone(), number };
-            let asked = async {
-                tokio::try_join!(bus.range(&partition), bus.committed(scope.as_str(), &partition))
-            };
+            let asked =
+                async { tokio::try_join!(bus.range(&partition), bus.committed(scope.as_str(), &partition)) };
             let Ok(((first, end), committed)) = asked.await else { return found };
             committed_any |= committed.is_some();
             records += u64::try_from(end - committed.unwrap_or(first).max(first)).unwrap_or(0);
@@ -300,31 +299,52 @@ async fn lag(app: &App, stat: &Stat) -> Vec<LagAnswer> {
     found
 }
 
+/// For how long.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct LiveParams {
+    /// How many seconds the answer goes on (60 unless set).
+    #[param(minimum = 1, maximum = 60)]
+    seconds: Option<u64>,
+}
+
 /// The same every two seconds, as server-sent events
 ///
 /// Each event is named `overview` and has the answer of `GET /v1/overview`, or it is named `problem` and has a
 /// problem. The answer ends after a minute: ask again.
 #[utoipa::path(
-    get, path = "/v1/overview/live", tag = "server",
+    get, path = "/v1/overview/live", tag = "server", params(LiveParams),
     responses((status = 200, description = "The numbers, again and again", body = String, content_type = "text/event-stream"))
 )]
-async fn live(Operator(caller): Operator, State(app): State<Shared>) -> Response {
+async fn live(
+    Operator(caller): Operator,
+    State(app): State<Shared>,
+    Params(params): Params<LiveParams>,
+) -> Result<Response, Problem> {
+    let seconds = limit(params.seconds, STREAM_S_MAX, STREAM_S_MAX)?;
     let Ok(place) = Arc::clone(&app.listeners.0).try_acquire_owned() else {
-        return overloaded("as many pages as the server takes are open (32)");
+        return Ok(overloaded("as many pages as the server takes are open (32)"));
     };
     let (send, receive) = mpsc::channel(1);
-    tokio::spawn(feed(app, caller, send, place));
+    tokio::spawn(feed(app, caller, send, place, Duration::from_secs(seconds as u64)));
     let mut response = Response::new(Body::new(Events(receive)));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    response
+    Ok(response)
 }
 
 /// Sends the numbers until nobody listens, the time is over or the server stops.
-async fn feed(app: Shared, caller: Caller, send: mpsc::Sender<Bytes>, place: OwnedSemaphorePermit) {
+async fn feed(
+    app: Shared,
+    caller: Caller,
+    send: mpsc::Sender<Bytes>,
+    place: OwnedSemaphorePermit,
+    time: Duration,
+) {
     let _place = place;
-    let (until, mut stopping) = (Instant::now() + STREAM_MAX, app.stopping.clone());
+    let (until, mut stopping) = (Instant::now() + time, app.stopping.clone());
     let sending = async {
         while Instant::now() < until {
             let (name, json) = match look(&app, &caller).await {

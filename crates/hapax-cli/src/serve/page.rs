@@ -3,6 +3,7 @@
 //! They are made from `ui/` by esbuild and committed (`ui/build.mjs`), so that nobody needs node to build
 //! hapax. They hold no data: what the page shows it asks for, as its visitor.
 
+use std::fmt::Write as _;
 use std::sync::LazyLock;
 
 use axum::Router;
@@ -67,7 +68,10 @@ pub fn routes() -> Router<Shared> {
 
 fn tag(text: &str) -> HeaderValue {
     let hash = Sha256::digest(text.as_bytes());
-    let hex: String = hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    let hex = hash.iter().take(16).fold(String::new(), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}"); // writing to a String cannot fail
+        hex
+    });
     HeaderValue::from_str(&format!("\"{hex}\"")).unwrap_or(HeaderValue::from_static("\"page\""))
 }
 
@@ -78,11 +82,8 @@ impl Asset {
             // A proxy that compresses makes a tag a weak one; there may be several.
             told == b"*" || told.windows(self.tag.len()).any(|part| part == self.tag.as_bytes())
         });
-        let mut response: Response = HttpResponse::new(if known {
-            Body::empty()
-        } else {
-            Body::from(self.text)
-        });
+        let mut response: Response =
+            HttpResponse::new(if known { Body::empty() } else { Body::from(self.text) });
         if known {
             *response.status_mut() = StatusCode::NOT_MODIFIED;
         }

@@ -20,8 +20,8 @@ use super::front::{self, Front};
 use super::hosts::Hosts;
 use super::openapi::{self, Api};
 use super::{
-    analytics, checks, claims, explain, groups, health, journal, keys, letters, overview, page, records, retention,
-    session, settle, stats, tokens, waiting,
+    analytics, checks, claims, explain, groups, health, journal, keys, letters, overview, page, records,
+    retention, session, settle, stats, tokens, waiting,
 };
 
 /// The routes for everybody.

@@ -72,7 +72,8 @@ pub struct LoginBody {
 )]
 async fn login(State(app): State<Shared>, request: Request) -> Result<Response, Problem> {
     let peer = request.extensions().get::<PeerAddress>().map(|peer| peer.0);
-    let is_secure = request.headers().get(ORIGIN).is_some_and(|origin| origin.as_bytes().starts_with(b"https:"));
+    let is_secure =
+        request.headers().get(ORIGIN).is_some_and(|origin| origin.as_bytes().starts_with(b"https:"));
     let Json(body) = <Json<LoginBody> as FromRequest<Shared>>::from_request(request, &app).await?;
     let text = body.token.trim();
     match app.access.authenticate_from(text, peer).await? {
@@ -143,9 +144,8 @@ async fn session(Reader(caller): Reader, State(app): State<Shared>) -> Json<Sess
         scopes,
         whole,
         local: caller.token().is_none(),
-        command: whole.then(|| {
-            format!("hapax{}", app.global.given(&["--data", "--ledger", "--journal", "--bus"]))
-        }),
+        command: whole
+            .then(|| format!("hapax{}", app.global.given(&["--data", "--ledger", "--journal", "--bus"]))),
         version: env!("CARGO_PKG_VERSION"),
     })
 }
@@ -166,7 +166,9 @@ mod tests {
     fn one_cookie_with_the_token_is_read_and_two_are_none() {
         assert_eq!(token(&headers(&["a=b; hapax_token=hpx_1; c=d"])), Some("hpx_1"));
         assert_eq!(token(&headers(&["a=b", "hapax_token=hpx_1"])), Some("hpx_1"));
-        for none in [&["a=b"][..], &["xhapax_token=1"], &["hapax_token"], &["hapax_token=1; hapax_token=2"], &[]] {
+        for none in
+            [&["a=b"][..], &["xhapax_token=1"], &["hapax_token"], &["hapax_token=1; hapax_token=2"], &[]]
+        {
             assert_eq!(token(&headers(none)), None, "{none:?}");
         }
     }

@@ -134,7 +134,7 @@ pub struct RelayStats {
 }
 
 impl RelayStats {
-    pub fn of(progress: hapax::relay::Progress) -> Self {
+    pub fn of(progress: &hapax::relay::Progress) -> Self {
         RelayStats {
             leads: progress.leads,
             published: progress.published,
@@ -195,6 +195,6 @@ async fn stats(
             .collect(),
         held: held.map(|(.., count)| count).sum(),
         journal: journal.as_ref().map(JournalStats::of),
-        relay: app.relay.progress().filter(|_| whole).map(RelayStats::of),
+        relay: app.relay.progress().filter(|_| whole).as_ref().map(RelayStats::of),
     }))
 }

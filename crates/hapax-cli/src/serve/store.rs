@@ -158,7 +158,9 @@ impl Store {
         match self {
             Store::Sqlite { records, .. } => Some(Arc::new(records.clone())),
             #[cfg(feature = "postgres")]
-            Store::Postgres(of) => of.records().ok().map(|records| Arc::new(records.clone()) as Arc<dyn Records>),
+            Store::Postgres(of) => {
+                of.records().ok().map(|records| Arc::new(records.clone()) as Arc<dyn Records>)
+            }
             Store::Nowhere(_) => None,
         }
     }
