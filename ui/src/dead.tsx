@@ -1,5 +1,5 @@
 // Dead letters by reason, and the redrive of all that match: first what it would do, then the same set and no other.
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { post, type Group, type Previewed } from "./api";
 import { link } from "./event";
 import { useLoad } from "./live";
@@ -74,13 +74,11 @@ function Redrive({ group, command, close }: { group: Group; command: string; clo
   const [outOfOrder, setOutOfOrder] = useState(false);
   const [events, setEvents] = useState<Previewed[] | null>(null);
   const [more, setMore] = useState(false);
-  const [asked, setAsked] = useState(false);
   const [reason, setReason] = useState("");
   const [error, setError] = useState<string | null>(null);
   const [done, setDone] = useState<Done[] | null>(null);
   const [running, setRunning] = useState(false);
   const preview = (outOfOrder: boolean) => {
-    setAsked(true);
     setError(null);
     const body = { scope: group.scope, tenant: group.tenant ?? undefined, pattern: group.pattern, out_of_order: outOfOrder };
     post<{ events: Previewed[]; more: boolean }>("/v1/dead/preview", body).then(
@@ -88,7 +86,7 @@ function Redrive({ group, command, close }: { group: Group; command: string; clo
       (error) => setError(error.message),
     );
   };
-  if (!asked) preview(false);
+  useEffect(() => preview(false), []);
   const set = events?.filter((event) => event.runs) ?? [];
   const redrive = async (event: Event) => {
     event.preventDefault();
@@ -114,7 +112,7 @@ function Redrive({ group, command, close }: { group: Group; command: string; clo
     }
     setRunning(false);
   };
-  const line = `${command} dead redrive --scope ${quoted(group.scope)}${group.tenant ? ` --tenant ${quoted(group.tenant)}` : ""} --reason ${quoted(reason || "REASON")}${outOfOrder ? " --out-of-order" : ""} ${set.map((event) => quoted(event.id)).join(" ")}`;
+  const line = `${command} dead redrive --scope ${quoted(group.scope)}${group.tenant ? ` --tenant ${quoted(group.tenant)}` : ""} --reason ${quoted(reason || "REASON")}${outOfOrder ? " --out-of-order" : ""}${set.some((event) => event.id.startsWith("-")) ? " --" : ""} ${set.map((event) => quoted(event.id)).join(" ")}`;
   const failed = done?.filter((one) => one.failed) ?? [];
   return (
     <div class="panel">

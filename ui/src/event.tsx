@@ -94,7 +94,7 @@ function Timeline({ life, at }: { life: Life; at: Date | null }) {
       rows.push(<li key={`day-${index}`} class="day number">{shownDay}</li>);
     }
     if (time) before = time.getTime();
-    rows.push(<Row key={index} step={step} time={time} withEvent={life.of.event === undefined} tenant={life.tenant} />);
+    rows.push(<Row key={index} step={step} time={time} withEvent={life.of.event === undefined} subject={life.of.aggregate} tenant={life.tenant} />);
   });
   return (
     <>
@@ -102,11 +102,9 @@ function Timeline({ life, at }: { life: Life; at: Date | null }) {
         <h2 class="subject">{kind} <Name of={name} />{life.tenant !== null && <> of tenant <Name of={life.tenant} /></>}</h2>
         <AsOf at={at} />
       </div>
+      {life.scopes.length > 0 && <ul class="plain">{life.scopes.map((queue) => <li key={queue.scope}><strong><Name of={queue.scope} /></strong>: {queue.what}</li>)}</ul>}
       <ol class="timeline">{rows}</ol>
       <p class="small">Times are in {zone(new Date())}. A step without a time says how it stands now.</p>
-      {life.scopes.length > 0 && (
-        <><h2>By scope</h2><ul class="plain">{life.scopes.map((queue) => <li key={queue.scope}><Name of={queue.scope} />: {queue.what}</li>)}</ul></>
-      )}
       {life.stores.length > 0 && (
         <><h2>What stores say</h2><ul class="plain">
           {life.stores.map((told, index) => <li key={index} class={told.unreachable ? "alarm" : ""}>{told.store}: {visible(told.message)}</li>)}
@@ -117,8 +115,18 @@ function Timeline({ life, at }: { life: Life; at: Date | null }) {
   );
 }
 
-function Row({ step, time, withEvent, tenant }: { step: Step; time: Date | null; withEvent: boolean; tenant: string | null }) {
-  const facts = Object.entries(step.facts);
+interface RowProps {
+  step: Step;
+  time: Date | null;
+  /** Whether the steps are of several events. */
+  withEvent: boolean;
+  /** The aggregate that all steps are of. */
+  subject: string | undefined;
+  tenant: string | null;
+}
+
+function Row({ step, time, withEvent, subject, tenant }: RowProps) {
+  const facts = Object.entries(step.facts).filter(([name, value]) => name !== "aggregate" || value !== subject);
   return (
     <li class={`step ${step.layer}`}>
       <span class="at number">{time ? <time dateTime={step.at!}>{clock(time, true)}</time> : <span class="zero">now</span>}</span>

@@ -83,7 +83,7 @@ export function RetentionView({ session }: Shown) {
           {data.weeks.length === 0 ? (
             <Empty title="The ledger has no week yet.">
               <p>Events whose id is a UUIDv7 are stored in the week of its time. This makes such ids:</p>
-              <Command line="hapax id new" />
+              <Command line="hapax id make" />
             </Empty>
           ) : (
             <div class="table" tabIndex={0} role="region" aria-label="Weeks">

@@ -93,6 +93,7 @@ for (const colorScheme of ["light", "dark"]) {
         const page = await open(path, { colorScheme, viewport });
         await page.locator(READY[name]).first().waitFor();
         await page.getByText(/Data as of \d\d:\d\d:\d\d/).first().waitFor();
+        if (name === "overview") await page.getByText(/Rates are of the last/).waitFor();
         await assertFits(page, name);
         await assertAccessible(page, name);
         await page.screenshot({ path: join(shots, `${name}-${colorScheme}-${device}.png`), fullPage: true });
@@ -123,6 +124,23 @@ test("hostile text is text, in every view that shows it", async () => {
   await page.locator("h2 .name", { hasText: "invoice\\u{202e}gpj.exe" }).waitFor();
   await page.screenshot({ path: join(shots, "hostile-event.png"), fullPage: true });
   await close(page);
+});
+
+test("the commands that the views show are commands, also with hostile names", async () => {
+  let ran = 0;
+  for (const name of ["event", "aggregate", "search", "aggregates", "retention", "doctor"]) {
+    const page = await open(VIEWS[name]);
+    await page.locator(READY[name]).first().waitFor();
+    for (const line of await page.locator(".command code").allInnerTexts()) {
+      const does = line.includes(" parked resume ") ? `${line} --dry-run` : line;
+      const { status, stdout, stderr } = server.shell(does);
+      assert.equal(status, 0, `${does}: ${stderr}`);
+      if (does !== line) assert.match(stdout, /would redrive/, does);
+      ran += 1;
+    }
+    await close(page);
+  }
+  assert.ok(ran >= 12, `${ran} were run`);
 });
 
 test("what nobody knows is said, and the form stays", async () => {

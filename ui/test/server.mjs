@@ -21,6 +21,12 @@ export class Server {
     return done.stdout.trim();
   }
 
+  /** Runs a line that the page shows, in a shell. */
+  shell(line) {
+    const env = { ...process.env, LC_ALL: "C.UTF-8" };
+    return spawnSync("bash", ["-c", line.replace(/^hapax /, `${binary} `)], { encoding: "utf8", timeout: 120_000, env });
+  }
+
   async start(listen = "127.0.0.1:0") {
     this.process = spawn(binary, ["serve", "--listen", listen, "--json", "--data", this.data], { stdio: ["ignore", "pipe", "inherit"] });
     for await (const line of createInterface({ input: this.process.stdout })) {
