@@ -56,8 +56,9 @@ fn the_life_of_an_event_is_what_the_command_tells_as_far_as_the_caller_may_see_i
     die(&server, &acme, "billing", "order-17-paid", "card declined");
     let path = "/v1/explain?id=order-17-paid";
     let scopes = |life: &Value| {
-        let named = life["steps"].as_array().unwrap().iter().filter(|step| step["layer"] == "ledger");
-        let mut names: Vec<String> = named.map(|step| step["name"].as_str().unwrap().to_owned()).collect();
+        let of_ledger = life["steps"].as_array().unwrap().iter().filter(|step| step["layer"] == "ledger");
+        let mut names: Vec<String> =
+            of_ledger.map(|step| step["name"].as_str().unwrap().to_owned()).collect();
         names.sort();
         names.dedup();
         names
