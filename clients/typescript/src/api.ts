@@ -12,6 +12,9 @@ export type Route =
   | "GET /v1/analytics/status"
   | "GET /v1/audit"
   | "GET /v1/dead"
+  | "GET /v1/dead/groups"
+  | "GET /v1/doctor"
+  | "GET /v1/explain"
   | "GET /v1/held"
   | "GET /v1/info"
   | "GET /v1/journal/aggregates/{aggregate}"
@@ -21,10 +24,15 @@ export type Route =
   | "GET /v1/lost"
   | "GET /v1/modules/{slug}/records"
   | "GET /v1/modules/{slug}/records/{id}"
+  | "GET /v1/overview"
+  | "GET /v1/overview/live"
   | "GET /v1/parked"
   | "GET /v1/processed"
+  | "GET /v1/retention"
+  | "GET /v1/session"
   | "GET /v1/stats"
   | "GET /v1/tokens"
+  | "GET /v1/waiting"
   | "POST /v1/claims"
   | "POST /v1/claims/batch"
   | "POST /v1/claims/done"
@@ -33,8 +41,11 @@ export type Route =
   | "POST /v1/claims/fail"
   | "POST /v1/claims/release"
   | "POST /v1/dead/drop"
+  | "POST /v1/dead/preview"
   | "POST /v1/dead/redrive"
   | "POST /v1/journal/append"
+  | "POST /v1/login"
+  | "POST /v1/logout"
   | "POST /v1/modules/{slug}/records"
   | "POST /v1/parked/release"
   | "POST /v1/tokens"
@@ -148,6 +159,16 @@ export interface AuditPageAnswer {
   rows: Array<AuditAnswer>;
 }
 
+/** The bus. */
+export interface BusOverview {
+  /** What it is. */
+  bus: string;
+  /** The groups that have committed something there. */
+  lag: Array<LagAnswer>;
+  /** The topic to which the relay publishes. */
+  topic: string;
+}
+
 /** Which entries to change, and why. */
 export interface ChangeBody {
   /** With `all`: only of this aggregate. */
@@ -167,8 +188,15 @@ export interface ChangeBody {
   reason: string;
   /** Whose effect it is. */
   scope: string;
+  /** Whose data, for those who see all tenants; unset: the caller's. */
+  tenant?: string | null;
   /** The event's time (RFC 3339), where the ledger's identity includes it. */
   time?: string | null;
+  /**
+   * With `ids`: the token that each entry had when it was looked at (`POST /v1/dead/preview`). Then each event is
+   * changed for itself: one that has another token by now, or that cannot be changed, stays as it is and says why.
+   */
+  tokens?: Record<string, unknown>;
   /** With `all`: only from this topic. */
   topic?: string | null;
 }
@@ -199,6 +227,16 @@ export interface ChangedEntry {
   problem?: ProblemBody | null;
   /** What was done: `redrive`, `retry`, `drop` or `skip`; or would be done. */
   what: string;
+}
+
+/** What one check found. */
+export interface CheckAnswer {
+  /** What was checked. */
+  check: string;
+  /** `fine`, `warning`, `refusal` (a promise cannot be kept) or `unreachable`. */
+  level: string;
+  /** What was found, in a sentence. */
+  message: string;
 }
 
 /** What became of a claim. Only with `claimed` may the event run. */
@@ -323,6 +361,34 @@ export interface CreateTokenBody {
   token?: string | null;
 }
 
+/** Dead letters that failed alike. */
+export interface DeadGroup {
+  /** How many. */
+  count: number;
+  /** When the first of them died. */
+  first_at: string;
+  /** Some of them, the latest first. */
+  ids: Array<string>;
+  /** When the latest of them died. */
+  last_at: string;
+  /** The reason, with `#` for ids and long numbers, which differ. */
+  pattern: string;
+  /** The reason of the latest one. */
+  reason: string;
+  /** Whose effect. */
+  scope: string;
+  /** Whose data. */
+  tenant?: string | null;
+}
+
+/** What the checks found. */
+export interface DoctorAnswer {
+  /** When the checks were made. */
+  checked_at: string;
+  /** Each check. */
+  findings: Array<CheckAnswer>;
+}
+
 /** Many runs that took effect. */
 export interface DoneBatchBody {
   /** The runs. */
@@ -341,6 +407,14 @@ export interface DoneBody {
   time?: string | null;
   /** The token of the claim. */
   token: number;
+}
+
+/** A week that is gone. */
+export interface DroppedWeek {
+  /** When it was dropped. */
+  dropped_at: string;
+  /** The Monday on which it began. */
+  week: string;
 }
 
 /** A page of entries. */
@@ -467,6 +541,16 @@ export interface GroupBody {
   measures: Array<MeasureBody>;
 }
 
+/** Dead letters by reason. */
+export interface GroupsAnswer {
+  /** The groups, the largest first. */
+  groups: Array<DeadGroup>;
+  /** How many dead letters were looked at. */
+  looked: number;
+  /** Whether there are more, which were not looked at, or more groups. */
+  more: boolean;
+}
+
 /** A header of an event. */
 export interface HeaderBody {
   /** Its name. */
@@ -563,12 +647,55 @@ export interface KeysAnswer {
   more: boolean;
 }
 
+/** The keys of writes. */
+export interface KeysOverview {
+  /** How many have no answer, up to 1000. */
+  open: number;
+  /** When they were last swept. */
+  swept_at?: string | null;
+}
+
+/** How far a consumer group is behind. */
+export interface LagAnswer {
+  /** The records of the relay's topic that the group has not committed. */
+  records: number;
+  /** The scope, after which its group is named unless configured otherwise. */
+  scope: string;
+}
+
+/** The life of an event, of a keyed write or of an aggregate. */
+export interface LifeAnswer {
+  /** When the stores were asked. */
+  asked_at: string;
+  /** What is not recorded, in a sentence. */
+  not_recorded: string;
+  /** What it is about: `event`, `key` or `aggregate`, with its name. */
+  of: Record<string, unknown>;
+  /** How each scope stands with the aggregate. */
+  scopes: Array<Record<string, unknown>>;
+  /**
+   * What happened and how it stands, in order: `at`, `layer`, `name` (the scope or the relay), `event`, `seq`,
+   * `what` and `facts`.
+   */
+  steps: Array<Record<string, unknown>>;
+  /** What stores said besides: `store`, `message` and whether it was `unreachable`. */
+  stores: Array<Record<string, unknown>>;
+  /** Whose data. */
+  tenant?: string | null;
+}
+
 /** A page of records. */
 export interface ListAnswer {
   /** Where the next page begins, if there may be one: send it as `after`. */
   next?: string | null;
   /** The records, by id. */
   records: Array<RecordBody>;
+}
+
+/** A token to log in with. */
+export interface LoginBody {
+  /** The API token (`hapax token create`). */
+  token: string;
 }
 
 /** One measure of a group. */
@@ -594,6 +721,23 @@ export interface MetaBody {
   lastSyncAt?: string | null;
   /** Whether that is unknown, or more than five seconds ago. */
   stale: boolean;
+}
+
+/** The path of an event in numbers. */
+export interface OverviewAnswer {
+  bus?: BusOverview | null;
+  /** What this process has counted since its start, by metric and label: only for those who see the whole server. */
+  counters?: Record<string, unknown> | null;
+  journal?: JournalStats | null;
+  keys?: KeysOverview | null;
+  /** The ledger's clock when the ledger was counted. */
+  now: string;
+  read_model?: ReadModelOverview | null;
+  relay?: RelayStats | null;
+  /** What the relay does: `starting`, `leads`, `follows` or `failed`; none if it does not run here. */
+  relay_state?: string | null;
+  /** Entries by scope. */
+  scopes: Array<ScopeAnswer>;
 }
 
 /** How far a partition was applied. */
@@ -624,6 +768,48 @@ export interface PlacedAnswer {
   seq: number;
 }
 
+/** What a redrive would do. */
+export interface PreviewAnswer {
+  /** Each event, in the order in which they would run. */
+  events: Array<PreviewedEvent>;
+  /** Whether more match. */
+  more: boolean;
+}
+
+/** Which dead letters a redrive is meant for. */
+export interface PreviewBody {
+  /** Only of this aggregate. */
+  aggregate?: string | null;
+  /** At most this many (1000 unless set). */
+  limit?: number | null;
+  /** Also events whose aggregate has moved past them. They then run without order. */
+  out_of_order?: boolean;
+  /** Only those whose reason has this pattern, as `GET /v1/dead/groups` says it. */
+  pattern?: string | null;
+  /** Whose effect it is. */
+  scope: string;
+  /** Whose data, for those who see all tenants; unset: the caller's. */
+  tenant?: string | null;
+}
+
+/** What a redrive would do to one event. */
+export interface PreviewedEvent {
+  /** Its aggregate. */
+  aggregate?: string | null;
+  /** The event. */
+  id: string;
+  /** What would happen, or why nothing would. */
+  outcome: string;
+  /** Why it is dead. */
+  reason?: string | null;
+  /** Whether it would run again. */
+  runs: boolean;
+  /** Its number in it. */
+  seq?: number | null;
+  /** Its token. Send it with the redrive: an event that has changed since is left as it is. */
+  token: number;
+}
+
 /** A problem (RFC 9457). */
 export interface ProblemBody {
   /** The stable code to decide by. */
@@ -648,6 +834,18 @@ export interface ProcessedAnswer {
   processed: boolean;
   /** Its state; none if the ledger does not know it. */
   state?: string | null;
+}
+
+/** The read model. */
+export interface ReadModelOverview {
+  /** What its feed does, if it runs here. */
+  feed?: string | null;
+  /** Every write that was acknowledged before this time is in it. */
+  last_sync_at?: string | null;
+  /** How many changes could not be read, up to 100. Only for those who see the whole server. */
+  rejected?: number | null;
+  /** Whether that is unknown, or more than five seconds ago. */
+  stale: boolean;
 }
 
 /** A page of records. */
@@ -732,6 +930,36 @@ export interface ReleaseBody {
 /** How parked events go on. */
 export type ReleaseHow = "resume" | "skip";
 
+/** What is kept for how long. */
+export interface RetentionAnswer {
+  /** How long audit rows are kept, in seconds (serve.audit_retention_days). */
+  audit_retention_s: number;
+  /** The weeks that it dropped, the latest first. */
+  dropped: Array<DroppedWeek>;
+  /** How many entries it has. */
+  entries: number;
+  /** How many of them it holds with their bytes, which outlive their week. */
+  held: number;
+  /** When the oldest event of the journal was appended. The journal is never swept by the server. */
+  journal_oldest_at?: string | null;
+  /** How long the answer to a keyed write is kept, in seconds (keys.retention_days). */
+  key_retention_s: number;
+  /** When keys were last swept. */
+  keys_swept_at?: string | null;
+  /** How long an entry stays after it was settled, in seconds (ledger.retention_days). */
+  ledger_retention_s: number;
+  /** The ledger's clock. */
+  now: string;
+  /** Set if the clock leapt: nothing is removed before this time. */
+  sweep_paused_until?: string | null;
+  /** How many entries a sweep would remove now. */
+  sweep_removes: number;
+  /** How many of them are in no week. */
+  sweep_timeless: number;
+  /** The weeks that the ledger has, the oldest first. */
+  weeks: Array<WeekAnswer>;
+}
+
 /** A token that was revoked. */
 export type RevokedAnswer = unknown;
 
@@ -748,6 +976,41 @@ export interface RotateBody {
   rotations: number;
   /** The new token, made by the client, as for a creation. It has the id of the old one. */
   token?: string | null;
+}
+
+/** How many entries of a scope are in each state. */
+export interface ScopeAnswer {
+  /** How many the ledger holds with their bytes. */
+  held: number;
+  /** Whose effect. */
+  scope: string;
+  /** How many entries, by state. */
+  states: Record<string, unknown>;
+  /** Whose data. */
+  tenant?: string | null;
+}
+
+/** Who visits. */
+export interface SessionAnswer {
+  /**
+   * How commands reach the same stores: `hapax` with the flags that this server was started with. Only for those
+   * who see the whole server.
+   */
+  command?: string | null;
+  /** Whether the server asks for no token, because there is none and only this machine can call. */
+  local: boolean;
+  /** `read`, `write` or `admin`. */
+  role: string;
+  /** The scopes, if only some may be seen. */
+  scopes?: Array<string> | null;
+  /** Whose data; none is a tenant of its own. */
+  tenant?: string | null;
+  /** The version of the server. */
+  version: string;
+  /** Who it is, as audit rows name it. */
+  who: string;
+  /** Whether what is counted for the whole server may be seen, and what all tenants have. */
+  whole: boolean;
 }
 
 /** What a run was settled as. */
@@ -855,4 +1118,46 @@ export interface UpdateBody {
   expected_seq?: number | null;
   /** The new content, which replaces the old one: a JSON object. */
   payload: Record<string, unknown>;
+}
+
+/** How a scope stands with an aggregate. */
+export interface WaitingAggregate {
+  /** The aggregate. */
+  aggregate: string;
+  /** The highest seq that took effect. */
+  done_up_to?: number | null;
+  /** The lowest seq that is not settled. */
+  head?: number | null;
+  /** Its state. */
+  head_state?: string | null;
+  /** The last seq that the journal has of it; none: it is not in this journal. */
+  last_seq?: number | null;
+  /** Whose effect. */
+  scope: string;
+  /** Whose data. */
+  tenant?: string | null;
+  /** The seqs that are parked. */
+  waiting: Array<number>;
+  /** All of that in words. */
+  what: string;
+}
+
+/** Aggregates that wait. */
+export interface WaitingAnswer {
+  /** Those with the most parked events first. */
+  aggregates: Array<WaitingAggregate>;
+  /** Whether there are more. */
+  more: boolean;
+}
+
+/** A week of the ledger. */
+export interface WeekAnswer {
+  /** It goes with the first sweep after this time, unless something in it was settled later. */
+  drops_after?: string | null;
+  /** The Monday before which it ends. */
+  ends_at?: string | null;
+  /** How many entries a sweep would remove with it now; none: it stays. */
+  removes?: number | null;
+  /** The Monday on which it begins; `timeless` is that of ids without a time, which go one by one. */
+  week: string;
 }

@@ -27,7 +27,7 @@ pub struct Cli {
 }
 
 /// Flags of every command.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Global options")]
 pub struct Global {
     /// Read this configuration file instead of ./hapax.toml

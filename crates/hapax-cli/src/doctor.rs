@@ -34,15 +34,16 @@ pub struct DoctorArgs {
 }
 
 /// The result of one check: a finding, or a dependency that cannot be reached.
-struct Looked {
-    level: &'static str,
-    check: String,
-    message: String,
+pub struct Looked {
+    pub level: &'static str,
+    pub check: String,
+    pub message: String,
 }
 
+/// What all checks found.
 #[derive(Default)]
-struct Report {
-    looked: Vec<Looked>,
+pub struct Report {
+    pub looked: Vec<Looked>,
     refused: bool,
     unreachable: bool,
 }
@@ -81,8 +82,31 @@ impl Report {
 
 pub async fn run(global: &Global, args: &DoctorArgs) -> Result<u8, Failure> {
     let config = global.load_with(&[("window.url", "--window", args.window.clone())])?;
+    let report = examine(global, &config, &args.topic, args.scope.as_ref(), None).await;
+    print(global, &report)?;
+    Ok(if report.unreachable {
+        failure::DEPENDENCY
+    } else if report.refused {
+        failure::BROKEN_PROMISE
+    } else {
+        0
+    })
+}
+
+/// Makes all checks. A ledger in memory is that of the process that asks.
+pub async fn examine(
+    global: &Global,
+    config: &Config,
+    wanted: &[Topic],
+    scope: Option<&Scope>,
+    in_memory: Option<Arc<dyn Ledger>>,
+) -> Report {
     let mut report = Report::default();
-    let ledger = match crate::ledger::open(global, &config).await {
+    let opened = match in_memory {
+        Some(ledger) => Ok(ledger),
+        None => crate::ledger::open(global, config).await,
+    };
+    let ledger = match opened {
         Ok(ledger) => {
             report.say("fine", "ledger", format!("{} answers", config.ledger_url_shown()));
             Some(ledger)
@@ -92,7 +116,7 @@ pub async fn run(global: &Global, args: &DoctorArgs) -> Result<u8, Failure> {
             None
         }
     };
-    let bus = match look_at_bus(global, &config).await {
+    let bus = match look_at_bus(global, config).await {
         Ok(bus) => {
             let (word, durable) = (bus.capabilities().bus, bus.capabilities().durable);
             let told = format!("{} answers ({word})", config.bus_url_shown());
@@ -106,27 +130,19 @@ pub async fn run(global: &Global, args: &DoctorArgs) -> Result<u8, Failure> {
     };
     let mut topics = Vec::new();
     if let Some(bus) = &bus {
-        for topic in &args.topic {
+        for topic in wanted {
             match bus.topic(topic).await {
                 Ok(Some(_)) => topics.push(topic.clone()),
-                Ok(None) => report.failed("topic", &open::no_topic(global, &config, topic)),
+                Ok(None) => report.failed("topic", &open::no_topic(global, config, topic)),
                 Err(error) => report.failed("topic", &error.into()),
             }
         }
     }
-    let scope = args.scope.as_ref();
-    look_together(&mut report, &config, scope, topics, ledger.as_deref(), bus.as_deref()).await;
-    stores::look(&mut report, global, &config).await;
-    look_at_cdc(&mut report, &config).await;
-    look_at_projection(&mut report, &config).await;
-    print(global, &report)?;
-    Ok(if report.unreachable {
-        failure::DEPENDENCY
-    } else if report.refused {
-        failure::BROKEN_PROMISE
-    } else {
-        0
-    })
+    look_together(&mut report, config, scope, topics, ledger.as_deref(), bus.as_deref()).await;
+    stores::look(&mut report, global, config).await;
+    look_at_cdc(&mut report, config).await;
+    look_at_projection(&mut report, config).await;
+    report
 }
 
 /// Opens the bus and queries it. Does not create a missing embedded bus.

@@ -88,6 +88,11 @@ impl Failure {
         self.exit == DEPENDENCY
     }
 
+    /// The stable code.
+    pub fn code(&self) -> &'static str {
+        self.code
+    }
+
     /// The message.
     pub fn message(&self) -> &str {
         &self.message

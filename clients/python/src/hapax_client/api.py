@@ -15,6 +15,9 @@ Route = Literal[
     "GET /v1/analytics/status",
     "GET /v1/audit",
     "GET /v1/dead",
+    "GET /v1/dead/groups",
+    "GET /v1/doctor",
+    "GET /v1/explain",
     "GET /v1/held",
     "GET /v1/info",
     "GET /v1/journal/aggregates/{aggregate}",
@@ -24,10 +27,15 @@ Route = Literal[
     "GET /v1/lost",
     "GET /v1/modules/{slug}/records",
     "GET /v1/modules/{slug}/records/{id}",
+    "GET /v1/overview",
+    "GET /v1/overview/live",
     "GET /v1/parked",
     "GET /v1/processed",
+    "GET /v1/retention",
+    "GET /v1/session",
     "GET /v1/stats",
     "GET /v1/tokens",
+    "GET /v1/waiting",
     "POST /v1/claims",
     "POST /v1/claims/batch",
     "POST /v1/claims/done",
@@ -36,8 +44,11 @@ Route = Literal[
     "POST /v1/claims/fail",
     "POST /v1/claims/release",
     "POST /v1/dead/drop",
+    "POST /v1/dead/preview",
     "POST /v1/dead/redrive",
     "POST /v1/journal/append",
+    "POST /v1/login",
+    "POST /v1/logout",
     "POST /v1/modules/{slug}/records",
     "POST /v1/parked/release",
     "POST /v1/tokens",
@@ -170,6 +181,17 @@ class AuditPageAnswer(_AuditPageAnswer, total=False):
     """Ask for what is before this number; none: this was the last page."""
 
 
+class BusOverview(TypedDict):
+    """The bus."""
+
+    bus: str
+    """What it is."""
+    lag: list[LagAnswer]
+    """The groups that have committed something there."""
+    topic: str
+    """The topic to which the relay publishes."""
+
+
 class _ChangeBody(TypedDict):
     reason: str
     """Why, for the audit row."""
@@ -193,8 +215,14 @@ class ChangeBody(_ChangeBody, total=False):
     """With `all`: at most this many."""
     out_of_order: bool
     """Redrive: also events whose aggregate has moved past them. They then run without order."""
+    tenant: Union[str, None]
+    """Whose data, for those who see all tenants; unset: the caller's."""
     time: Union[str, None]
     """The event's time (RFC 3339), where the ledger's identity includes it."""
+    tokens: dict[str, Any]
+    """With `ids`: the token that each entry had when it was looked at (`POST /v1/dead/preview`). Then each
+    event is changed for itself: one that has another token by now, or that cannot be changed, stays as it is
+    and says why."""
     topic: Union[str, None]
     """With `all`: only from this topic."""
 
@@ -228,6 +256,17 @@ class ChangedEntry(_ChangedEntry, total=False):
     before: Union[dict[str, Any], None]
     """The entry before."""
     problem: Union[ProblemBody, None]
+
+
+class CheckAnswer(TypedDict):
+    """What one check found."""
+
+    check: str
+    """What was checked."""
+    level: str
+    """`fine`, `warning`, `refusal` (a promise cannot be kept) or `unreachable`."""
+    message: str
+    """What was found, in a sentence."""
 
 
 class _ClaimAnswer(TypedDict):
@@ -367,6 +406,39 @@ class CreateTokenBody(_CreateTokenBody, total=False):
     whether an id is taken says something about other tenants."""
 
 
+class _DeadGroup(TypedDict):
+    count: int
+    """How many."""
+    first_at: str
+    """When the first of them died."""
+    ids: list[str]
+    """Some of them, the latest first."""
+    last_at: str
+    """When the latest of them died."""
+    pattern: str
+    """The reason, with `#` for ids and long numbers, which differ."""
+    reason: str
+    """The reason of the latest one."""
+    scope: str
+    """Whose effect."""
+
+
+class DeadGroup(_DeadGroup, total=False):
+    """Dead letters that failed alike."""
+
+    tenant: Union[str, None]
+    """Whose data."""
+
+
+class DoctorAnswer(TypedDict):
+    """What the checks found."""
+
+    checked_at: str
+    """When the checks were made."""
+    findings: list[CheckAnswer]
+    """Each check."""
+
+
 class DoneBatchBody(TypedDict):
     """Many runs that took effect."""
 
@@ -390,6 +462,15 @@ class DoneBody(_DoneBody, total=False):
     """JSON to store, replacing that of the claim."""
     time: Union[str, None]
     """The event's time, as in the claim."""
+
+
+class DroppedWeek(TypedDict):
+    """A week that is gone."""
+
+    dropped_at: str
+    """When it was dropped."""
+    week: str
+    """The Monday on which it began."""
 
 
 class _EntriesAnswer(TypedDict):
@@ -530,6 +611,17 @@ class GroupBody(TypedDict):
     """The measures, in the order sum, min, max."""
 
 
+class GroupsAnswer(TypedDict):
+    """Dead letters by reason."""
+
+    groups: list[DeadGroup]
+    """The groups, the largest first."""
+    looked: int
+    """How many dead letters were looked at."""
+    more: bool
+    """Whether there are more, which were not looked at, or more groups."""
+
+
 class _HeaderBody(TypedDict):
     name: str
     """Its name."""
@@ -646,6 +738,50 @@ class KeysAnswer(TypedDict):
     """Whether more follow: go on after the last one."""
 
 
+class _KeysOverview(TypedDict):
+    open: int
+    """How many have no answer, up to 1000."""
+
+
+class KeysOverview(_KeysOverview, total=False):
+    """The keys of writes."""
+
+    swept_at: Union[str, None]
+    """When they were last swept."""
+
+
+class LagAnswer(TypedDict):
+    """How far a consumer group is behind."""
+
+    records: int
+    """The records of the relay's topic that the group has not committed."""
+    scope: str
+    """The scope, after which its group is named unless configured otherwise."""
+
+
+class _LifeAnswer(TypedDict):
+    asked_at: str
+    """When the stores were asked."""
+    not_recorded: str
+    """What is not recorded, in a sentence."""
+    of: dict[str, Any]
+    """What it is about: `event`, `key` or `aggregate`, with its name."""
+    scopes: list[dict[str, Any]]
+    """How each scope stands with the aggregate."""
+    steps: list[dict[str, Any]]
+    """What happened and how it stands, in order: `at`, `layer`, `name` (the scope or the relay), `event`,
+    `seq`, `what` and `facts`."""
+    stores: list[dict[str, Any]]
+    """What stores said besides: `store`, `message` and whether it was `unreachable`."""
+
+
+class LifeAnswer(_LifeAnswer, total=False):
+    """The life of an event, of a keyed write or of an aggregate."""
+
+    tenant: Union[str, None]
+    """Whose data."""
+
+
 class _ListAnswer(TypedDict):
     records: list[RecordBody]
     """The records, by id."""
@@ -656,6 +792,13 @@ class ListAnswer(_ListAnswer, total=False):
 
     next: Union[str, None]
     """Where the next page begins, if there may be one: send it as `after`."""
+
+
+class LoginBody(TypedDict):
+    """A token to log in with."""
+
+    token: str
+    """The API token (`hapax token create`)."""
 
 
 class _MeasureBody(TypedDict):
@@ -687,6 +830,28 @@ class MetaBody(_MetaBody, total=False):
     lastSyncAt: Union[str, None]
     """Every write that was acknowledged before this time is in the answer (RFC 3339, UTC, milliseconds);
     null: nothing is known yet."""
+
+
+class _OverviewAnswer(TypedDict):
+    now: str
+    """The ledger's clock when the ledger was counted."""
+    scopes: list[ScopeAnswer]
+    """Entries by scope."""
+
+
+class OverviewAnswer(_OverviewAnswer, total=False):
+    """The path of an event in numbers."""
+
+    bus: Union[BusOverview, None]
+    counters: Union[dict[str, Any], None]
+    """What this process has counted since its start, by metric and label: only for those who see the whole
+    server."""
+    journal: Union[JournalStats, None]
+    keys: Union[KeysOverview, None]
+    read_model: Union[ReadModelOverview, None]
+    relay: Union[RelayStats, None]
+    relay_state: Union[str, None]
+    """What the relay does: `starting`, `leads`, `follows` or `failed`; none if it does not run here."""
 
 
 class _PartitionBody(TypedDict):
@@ -723,6 +888,57 @@ class PlacedAnswer(_PlacedAnswer, total=False):
     original: Union[EventAnswer, None]
 
 
+class PreviewAnswer(TypedDict):
+    """What a redrive would do."""
+
+    events: list[PreviewedEvent]
+    """Each event, in the order in which they would run."""
+    more: bool
+    """Whether more match."""
+
+
+class _PreviewBody(TypedDict):
+    scope: str
+    """Whose effect it is."""
+
+
+class PreviewBody(_PreviewBody, total=False):
+    """Which dead letters a redrive is meant for."""
+
+    aggregate: Union[str, None]
+    """Only of this aggregate."""
+    limit: Union[int, None]
+    """At most this many (1000 unless set)."""
+    out_of_order: bool
+    """Also events whose aggregate has moved past them. They then run without order."""
+    pattern: Union[str, None]
+    """Only those whose reason has this pattern, as `GET /v1/dead/groups` says it."""
+    tenant: Union[str, None]
+    """Whose data, for those who see all tenants; unset: the caller's."""
+
+
+class _PreviewedEvent(TypedDict):
+    id: str
+    """The event."""
+    outcome: str
+    """What would happen, or why nothing would."""
+    runs: bool
+    """Whether it would run again."""
+    token: int
+    """Its token. Send it with the redrive: an event that has changed since is left as it is."""
+
+
+class PreviewedEvent(_PreviewedEvent, total=False):
+    """What a redrive would do to one event."""
+
+    aggregate: Union[str, None]
+    """Its aggregate."""
+    reason: Union[str, None]
+    """Why it is dead."""
+    seq: Union[int, None]
+    """Its number in it."""
+
+
 class ProblemBody(TypedDict):
     """A problem (RFC 9457)."""
 
@@ -752,6 +968,22 @@ class ProcessedAnswer(_ProcessedAnswer, total=False):
     """How many runs it has had."""
     state: Union[str, None]
     """Its state; none if the ledger does not know it."""
+
+
+class _ReadModelOverview(TypedDict):
+    stale: bool
+    """Whether that is unknown, or more than five seconds ago."""
+
+
+class ReadModelOverview(_ReadModelOverview, total=False):
+    """The read model."""
+
+    feed: Union[str, None]
+    """What its feed does, if it runs here."""
+    last_sync_at: Union[str, None]
+    """Every write that was acknowledged before this time is in it."""
+    rejected: Union[int, None]
+    """How many changes could not be read, up to 100. Only for those who see the whole server."""
 
 
 class _ReadPageAnswer(TypedDict):
@@ -848,6 +1080,40 @@ class ReleaseBody(_ReleaseBody, total=False):
 ReleaseHow = Literal["resume", "skip"]
 """How parked events go on."""
 
+
+class _RetentionAnswer(TypedDict):
+    audit_retention_s: int
+    """How long audit rows are kept, in seconds (serve.audit_retention_days)."""
+    dropped: list[DroppedWeek]
+    """The weeks that it dropped, the latest first."""
+    entries: int
+    """How many entries it has."""
+    held: int
+    """How many of them it holds with their bytes, which outlive their week."""
+    key_retention_s: int
+    """How long the answer to a keyed write is kept, in seconds (keys.retention_days)."""
+    ledger_retention_s: int
+    """How long an entry stays after it was settled, in seconds (ledger.retention_days)."""
+    now: str
+    """The ledger's clock."""
+    sweep_removes: int
+    """How many entries a sweep would remove now."""
+    sweep_timeless: int
+    """How many of them are in no week."""
+    weeks: list[WeekAnswer]
+    """The weeks that the ledger has, the oldest first."""
+
+
+class RetentionAnswer(_RetentionAnswer, total=False):
+    """What is kept for how long."""
+
+    journal_oldest_at: Union[str, None]
+    """When the oldest event of the journal was appended. The journal is never swept by the server."""
+    keys_swept_at: Union[str, None]
+    """When keys were last swept."""
+    sweep_paused_until: Union[str, None]
+    """Set if the clock leapt: nothing is removed before this time."""
+
 RevokedAnswer = Any
 """A token that was revoked."""
 
@@ -867,6 +1133,47 @@ class RotateBody(_RotateBody, total=False):
     """Why, for the audit row."""
     token: Union[str, None]
     """The new token, made by the client, as for a creation. It has the id of the old one."""
+
+
+class _ScopeAnswer(TypedDict):
+    held: int
+    """How many the ledger holds with their bytes."""
+    scope: str
+    """Whose effect."""
+    states: dict[str, Any]
+    """How many entries, by state."""
+
+
+class ScopeAnswer(_ScopeAnswer, total=False):
+    """How many entries of a scope are in each state."""
+
+    tenant: Union[str, None]
+    """Whose data."""
+
+
+class _SessionAnswer(TypedDict):
+    local: bool
+    """Whether the server asks for no token, because there is none and only this machine can call."""
+    role: str
+    """`read`, `write` or `admin`."""
+    version: str
+    """The version of the server."""
+    who: str
+    """Who it is, as audit rows name it."""
+    whole: bool
+    """Whether what is counted for the whole server may be seen, and what all tenants have."""
+
+
+class SessionAnswer(_SessionAnswer, total=False):
+    """Who visits."""
+
+    command: Union[str, None]
+    """How commands reach the same stores: `hapax` with the flags that this server was started with. Only for
+    those who see the whole server."""
+    scopes: Union[list[str], None]
+    """The scopes, if only some may be seen."""
+    tenant: Union[str, None]
+    """Whose data; none is a tenant of its own."""
 
 
 class _SettledAnswer(TypedDict):
@@ -1001,3 +1308,54 @@ class UpdateBody(_UpdateBody, total=False):
 
     expected_seq: Union[int, None]
     """The seq that the record has; `If-Match: "SEQ"` may say it instead."""
+
+
+class _WaitingAggregate(TypedDict):
+    aggregate: str
+    """The aggregate."""
+    scope: str
+    """Whose effect."""
+    waiting: list[int]
+    """The seqs that are parked."""
+    what: str
+    """All of that in words."""
+
+
+class WaitingAggregate(_WaitingAggregate, total=False):
+    """How a scope stands with an aggregate."""
+
+    done_up_to: Union[int, None]
+    """The highest seq that took effect."""
+    head: Union[int, None]
+    """The lowest seq that is not settled."""
+    head_state: Union[str, None]
+    """Its state."""
+    last_seq: Union[int, None]
+    """The last seq that the journal has of it; none: it is not in this journal."""
+    tenant: Union[str, None]
+    """Whose data."""
+
+
+class WaitingAnswer(TypedDict):
+    """Aggregates that wait."""
+
+    aggregates: list[WaitingAggregate]
+    """Those with the most parked events first."""
+    more: bool
+    """Whether there are more."""
+
+
+class _WeekAnswer(TypedDict):
+    week: str
+    """The Monday on which it begins; `timeless` is that of ids without a time, which go one by one."""
+
+
+class WeekAnswer(_WeekAnswer, total=False):
+    """A week of the ledger."""
+
+    drops_after: Union[str, None]
+    """It goes with the first sweep after this time, unless something in it was settled later."""
+    ends_at: Union[str, None]
+    """The Monday before which it ends."""
+    removes: Union[int, None]
+    """How many entries a sweep would remove with it now; none: it stays."""

@@ -8,6 +8,7 @@ use hapax::words::counted;
 use hapax::{EventId, Fingerprint, Ledger, Owner, Tenant, Time};
 
 use super::life::{Layer, Queue, Step, stamp};
+use super::stores::Sight;
 
 /// How many entries are looked at, and how many on a page.
 const ENTRIES_MAX: usize = 2000;
@@ -56,8 +57,29 @@ pub struct Found {
     pub left_out: Vec<String>,
 }
 
-/// Asks a ledger about events of a tenant.
-pub async fn look(ledger: &dyn Ledger, tenant: Option<&Tenant>, mut filter: Filter) -> hapax::Result<Found> {
+/// Asks a ledger about events of a tenant, as far as the one who asks may see them.
+pub async fn look(
+    ledger: &dyn Ledger,
+    tenant: Option<&Tenant>,
+    filter: Filter,
+    sight: &Sight,
+) -> hapax::Result<Found> {
+    let filter = Filter { scopes: sight.scopes.clone(), ..filter };
+    let mut found = look_without_audit(ledger, tenant, filter, sight).await?;
+    found.audit = ledger.audit(AUDIT_MAX).await?;
+    if found.audit.len() >= AUDIT_MAX {
+        found.left_out.push(format!("audit rows before its latest {AUDIT_MAX} were not looked at"));
+    }
+    Ok(found)
+}
+
+/// The same without what operators did.
+pub async fn look_without_audit(
+    ledger: &dyn Ledger,
+    tenant: Option<&Tenant>,
+    mut filter: Filter,
+    sight: &Sight,
+) -> hapax::Result<Found> {
     let now = ledger.now().await?;
     let (mut seen, mut after, mut left_out) = (Vec::new(), None, Vec::new());
     filter.tenant = Some(tenant.cloned());
@@ -74,16 +96,12 @@ pub async fn look(ledger: &dyn Ledger, tenant: Option<&Tenant>, mut filter: Filt
         }
     }
     let mut others = BTreeSet::new();
-    if seen.is_empty() {
+    if seen.is_empty() && !sight.is_bound {
         filter.tenant = None;
         let page = ledger.list(&filter, None, OTHERS).await?;
         others.extend(page.entries.into_iter().map(|entry| entry.identity.tenant));
     }
-    let audit = ledger.audit(AUDIT_MAX).await?;
-    if audit.len() >= AUDIT_MAX {
-        left_out.push(format!("audit rows before its latest {AUDIT_MAX} were not looked at"));
-    }
-    Ok(Found { seen, others: others.into_iter().collect(), audit, now, left_out })
+    Ok(Found { seen, others: others.into_iter().collect(), audit: Vec::new(), now, left_out })
 }
 
 impl Found {
@@ -121,11 +139,12 @@ impl Found {
 
     /// What operators did to an event in scopes that have no entry of it any more. A row names tenant, scope and
     /// id in one text; where that can be read in two ways, it is left out.
-    pub fn forgotten(&self, tenant: Option<&Tenant>, id: &EventId) -> Vec<Vec<Step>> {
+    pub fn forgotten(&self, tenant: Option<&Tenant>, id: &EventId, sight: &Sight) -> Vec<Vec<Step>> {
         let known: BTreeSet<_> = self.seen.iter().map(|seen| seen.entry.identity.to_string()).collect();
         let mut threads = BTreeMap::<String, Vec<Step>>::new();
         for row in self.audit.iter().rev().filter(|row| !known.contains(&row.identity)) {
-            let Some(scope) = scope_of(&row.identity, tenant, id) else { continue };
+            let scope = scope_of(&row.identity, tenant, id).filter(|scope| sight.sees(scope));
+            let Some(scope) = scope else { continue };
             let step = done_by(row).named(&scope).of(id, None);
             threads.entry(scope).or_default().push(step);
         }

@@ -2,7 +2,7 @@
 
 use hapax::analytics::Uuid;
 use hapax::clock::{Clock as _, SystemClock};
-use hapax::journal::{Checkpoint, RelayState, Stored};
+use hapax::journal::{Checkpoint, Position, RelayState, Stored};
 use hapax::keyed::{Answer, IdempotencyKey, KeyEntry, KeyStatus, Keys};
 use hapax::ledger::Filter;
 use hapax::records::{KIND_PREFIX, module_of, tenant_id};
@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::entries::{self, Found};
 use super::life::{Layer, Life, Queue, Step, Subject, in_order, stamp};
-use super::stores::Stores;
+use super::stores::{Sight, Stores};
 use crate::failure::Failure;
 use crate::keys::look::why_missing;
 use crate::print;
@@ -41,7 +41,7 @@ pub async fn event(stores: &mut Stores<'_>, tenant: Option<&Tenant>, id: &EventI
             if let Some(stored) = &stored {
                 aggregate = of_record(stored);
                 unrecorded.0.push("when the relay published the event");
-                threads.push(journaled(stored, &relays));
+                threads.push(journaled(stored, &relays, &stores.sight));
             } else {
                 stores
                     .say("journal", "it has no event with this id (it was not appended there, or was swept)");
@@ -51,7 +51,7 @@ pub async fn event(stores: &mut Stores<'_>, tenant: Option<&Tenant>, id: &EventI
     let mut others = Vec::new();
     if let Some(ledger) = stores.ledger().await? {
         let filter = Filter { id: Some(id.clone()), ..Filter::default() };
-        let found = entries::look(&*ledger, tenant, filter).await;
+        let found = entries::look(&*ledger, tenant, filter, &stores.sight).await;
         if let Some(found) = stores.answer("ledger", found)? {
             others.clone_from(&found.others);
             note_entries(stores, &found, &mut unrecorded);
@@ -59,7 +59,7 @@ pub async fn event(stores: &mut Stores<'_>, tenant: Option<&Tenant>, id: &EventI
             if of_entries.is_empty() {
                 stores.say("ledger", "no scope has an entry of it");
             }
-            threads.extend(found.forgotten(tenant, id));
+            threads.extend(found.forgotten(tenant, id, &stores.sight));
             threads.extend(of_entries);
         }
     }
@@ -151,7 +151,9 @@ fn missing(stores: &Stores<'_>, what: &str, others: &[Option<Tenant>]) -> Failur
     if stores.is_away() || stores.there == 0 {
         return Failure::dependency("unavailable", format!("nothing is known of {what}; {told}"));
     }
-    let hint = if others.is_empty() {
+    let hint = if stores.sight.is_bound {
+        "of this tenant, in the scopes that may be seen".to_owned()
+    } else if others.is_empty() {
         "an event belongs to a tenant: --tenant".to_owned()
     } else {
         format!("{}: give --tenant", known_to(others))
@@ -228,12 +230,14 @@ async fn events_of(
             if !read.events.is_empty() {
                 unrecorded.0.push("when the relay published an event");
             }
-            events.threads.extend(read.events.iter().map(|stored| journaled(stored, &read.relays)));
+            let sight = &stores.sight;
+            let steps = read.events.iter().map(|stored| journaled(stored, &read.relays, sight));
+            events.threads.extend(steps);
         }
     }
     if let Some(ledger) = stores.ledger().await? {
         let filter = Filter { aggregate: Some(aggregate.clone()), ..Filter::default() };
-        let found = entries::look(&*ledger, tenant, filter).await;
+        let found = entries::look(&*ledger, tenant, filter, &stores.sight).await;
         if let Some(found) = stores.answer("ledger", found)? {
             events.others.clone_from(&found.others);
             note_entries(stores, &found, unrecorded);
@@ -279,11 +283,11 @@ fn of_record(stored: &Stored) -> Option<Aggregate> {
 }
 
 /// An event in the journal, and what relays did with it.
-fn journaled(stored: &Stored, relays: &[RelayState]) -> Vec<Step> {
+fn journaled(stored: &Stored, relays: &[RelayState], sight: &Sight) -> Vec<Step> {
     let event = &stored.event;
     let about = |step: Step| step.of(&event.id, Some(stored.seq));
     let header_bytes: usize = event.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
-    let what = format!("appended as seq {}, at position {}", stored.seq, stored.position);
+    let what = format!("appended as seq {}{}", stored.seq, at_position(", at", &stored.position, sight));
     let step = Step::new(Layer::Journal, what)
         .at(stored.at)
         .fact("aggregate", stored.aggregate().map(Aggregate::as_str))
@@ -297,12 +301,20 @@ fn journaled(stored: &Stored, relays: &[RelayState]) -> Vec<Step> {
     if relays.is_empty() {
         steps.push(about(Step::new(Layer::Relay, "not published: no relay has followed this journal yet")));
     }
-    steps.extend(relays.iter().map(|relay| about(relayed(stored, relay))));
+    steps.extend(relays.iter().map(|relay| about(relayed(stored, relay, sight))));
     steps
 }
 
+/// A position in words. One with a name is that of an event that may be another tenant's.
+fn at_position(before: &str, position: &Position, sight: &Sight) -> String {
+    if sight.is_bound && position.name().is_some() {
+        return String::new();
+    }
+    format!("{before} position {position}")
+}
+
 /// What a relay did with an event.
-fn relayed(stored: &Stored, relay: &RelayState) -> Step {
+fn relayed(stored: &Stored, relay: &RelayState, sight: &Sight) -> Step {
     let step = |what: String| Step::new(Layer::Relay, what).named(&relay.relay);
     let Some(checkpoint) = &relay.checkpoint else {
         return step("not published yet: the relay has not saved how far it is".to_owned());
@@ -322,10 +334,11 @@ fn relayed(stored: &Stored, relay: &RelayState) -> Step {
             .fact("attempts", Some(behind.attempts));
     }
     if *position < stored.position || checkpoint.holds_back(stored) {
-        return step(format!("not published yet: the relay is at position {position}"))
+        return step(format!("not published yet{}", at_position(": the relay is at", position, sight)))
             .fact("checkpoint_saved_at", saved);
     }
-    step(format!("published: the relay is at position {position}")).fact("checkpoint_saved_at", saved)
+    step(format!("published{}", at_position(": the relay is at", position, sight)))
+        .fact("checkpoint_saved_at", saved)
 }
 
 /// Why an event is behind, if its aggregate is.

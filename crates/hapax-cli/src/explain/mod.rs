@@ -4,12 +4,12 @@
 //! `entries` has the steps of the ledger. `text`, `markdown` and `html` show it. Payloads, the values of headers
 //! and the bodies of answers are never part of it.
 
-mod entries;
-mod gather;
+pub mod entries;
+pub mod gather;
 mod html;
-mod life;
+pub mod life;
 mod markdown;
-mod stores;
+pub mod stores;
 mod text;
 
 use std::path::{Path, PathBuf};

@@ -1,5 +1,6 @@
 //! The stores that are asked. Makes nothing: a store that is missing or does not answer is a line of the report.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use hapax::config::{Config, Migrate, sqlite_path};
 use hapax::keyed::Keys;
 use hapax::open::OpenSettings;
 use hapax::records::Records;
-use hapax::{Error, Journal, Ledger};
+use hapax::{Error, Journal, Ledger, Scope};
 
 use super::life::Told;
 use crate::cli::Global;
@@ -21,14 +22,56 @@ const IN_MEMORY: &str = "it is in memory, where each process has its own";
 pub struct Stores<'c> {
     global: &'c Global,
     config: &'c Config,
+    /// Those of a server, which are open already.
+    open: Option<Open>,
+    pub sight: Sight,
     pub told: Vec<Told>,
     /// How many stores could be asked.
     pub there: usize,
 }
 
+/// What the one who asks may see. Whoever opens the stores may see everything in them; a caller of a server may
+/// be bound to a tenant and to scopes.
+#[derive(Debug, Clone, Default)]
+pub struct Sight {
+    /// Only these scopes; none: all.
+    pub scopes: Option<BTreeSet<Scope>>,
+    /// Whether other tenants must not be named, nor anything that shows what they have.
+    pub is_bound: bool,
+}
+
+impl Sight {
+    pub fn sees(&self, scope: &str) -> bool {
+        self.scopes.as_ref().is_none_or(|scopes| scopes.iter().any(|known| known.as_str() == scope))
+    }
+}
+
+/// The stores of a server.
+pub struct Open {
+    pub ledger: Arc<dyn Ledger>,
+    pub journal: Arc<dyn Journal>,
+    pub keys: Arc<dyn Keys>,
+    /// None where the server has no records.
+    pub records: Option<Arc<dyn Records>>,
+    /// None where the server has no read model.
+    pub read_model: Option<Arc<dyn ReadModel>>,
+}
+
 impl<'c> Stores<'c> {
     pub fn new(global: &'c Global, config: &'c Config) -> Self {
-        Stores { global, config, told: Vec::new(), there: 0 }
+        Stores { global, config, open: None, sight: Sight::default(), told: Vec::new(), there: 0 }
+    }
+
+    /// Those of a server, for one of its callers.
+    pub fn of_server(global: &'c Global, config: &'c Config, open: Open, sight: Sight) -> Self {
+        Stores { open: Some(open), sight, ..Stores::new(global, config) }
+    }
+
+    /// One that is open already.
+    fn already<T>(&mut self, pick: impl FnOnce(&Open) -> T) -> Option<T> {
+        let picked = self.open.as_ref().map(pick)?;
+        self.there += 1;
+        Some(picked)
     }
 
     /// Notes what a store said.
@@ -54,7 +97,12 @@ impl<'c> Stores<'c> {
         if !failure.is_dependency() {
             return Err(failure.about(store));
         }
-        let message = format!("it does not answer: {}", failure.message());
+        let message = if self.open.is_some() {
+            tracing::warn!(target: "hapax", store, error = failure.message(), "a store did not answer");
+            "it does not answer; the server's log says why".to_owned()
+        } else {
+            format!("it does not answer: {}", failure.message())
+        };
         self.told.push(Told { store, unreachable: true, message });
         Ok(None)
     }
@@ -86,6 +134,9 @@ impl<'c> Stores<'c> {
     }
 
     pub async fn ledger(&mut self) -> Result<Option<Arc<dyn Ledger>>, Failure> {
+        if let Some(open) = self.already(|open| Arc::clone(&open.ledger)) {
+            return Ok(Some(open));
+        }
         let url = &self.config.ledger.url;
         if !self.is_there("ledger", url, missing_file(url)) {
             return Ok(None);
@@ -97,6 +148,9 @@ impl<'c> Stores<'c> {
     }
 
     pub async fn journal(&mut self) -> Result<Option<Arc<dyn Journal>>, Failure> {
+        if let Some(open) = self.already(|open| Arc::clone(&open.journal)) {
+            return Ok(Some(open));
+        }
         let url = &self.config.journal.url;
         if !self.is_there("journal", url, open::missing_journal(url)) {
             return Ok(None);
@@ -106,6 +160,9 @@ impl<'c> Stores<'c> {
     }
 
     pub async fn keys(&mut self) -> Result<Option<Arc<dyn Keys>>, Failure> {
+        if let Some(open) = self.already(|open| Arc::clone(&open.keys)) {
+            return Ok(Some(open));
+        }
         // The same database, with the role that sees the keys of all tenants.
         let url = self.config.keys.maintenance_url.as_ref().unwrap_or(&self.config.keys.url);
         if !self.is_there("keys", url, missing_file(url)) {
@@ -118,6 +175,13 @@ impl<'c> Stores<'c> {
     }
 
     pub async fn records(&mut self) -> Result<Option<Arc<dyn Records>>, Failure> {
+        if let Some(open) = self.open.as_ref().map(|open| open.records.clone()) {
+            self.there += usize::from(open.is_some());
+            if open.is_none() {
+                self.say("records", "this server has none");
+            }
+            return Ok(open);
+        }
         if let Err(error) = self.config.records_in_one_database() {
             self.say("records", error.to_string());
             return Ok(None);
@@ -131,6 +195,13 @@ impl<'c> Stores<'c> {
     }
 
     pub fn read_model(&mut self) -> Result<Option<Arc<dyn ReadModel>>, Failure> {
+        if let Some(open) = self.open.as_ref().map(|open| open.read_model.clone()) {
+            self.there += usize::from(open.is_some());
+            if open.is_none() {
+                self.say("read model", "this server has none");
+            }
+            return Ok(open);
+        }
         let Some(url) = &self.config.analytics.url else {
             self.say("read model", "there is none: analytics.url is unset");
             return Ok(None);

@@ -15,9 +15,12 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::sync::{Semaphore, watch};
 
 use super::background::RelayStatus;
+use super::checks::Checked;
 use super::feeding::FeedStatus;
 use super::health::Readiness;
+use super::overview::{Counted, Listeners};
 use super::store::Store;
+use crate::cli::Global;
 use crate::exporters::{self, Metrics};
 use crate::failure::Failure;
 use crate::open;
@@ -27,6 +30,8 @@ const ACCESS_CONNECTIONS: u32 = 4;
 
 /// Everything a route may use.
 pub struct App {
+    /// The flags that it was started with.
+    pub global: Global,
     pub config: Config,
     pub ledger: Arc<dyn Ledger>,
     pub guard: Guard,
@@ -50,6 +55,10 @@ pub struct App {
     pub relay: RelayStatus,
     pub feed: FeedStatus,
     pub readiness: Readiness,
+    /// What pages show, and who listens.
+    pub counted: Counted,
+    pub listeners: Listeners,
+    pub checked: Checked,
     pub metrics: PrometheusHandle,
     /// A permit for each request that runs, whether or not its client still waits; of the listener for
     /// everybody, and of the one for operators.
@@ -74,6 +83,7 @@ pub type Shared = Arc<App>;
 impl App {
     /// Opens everything. Creates what is embedded and missing.
     pub async fn open(
+        global: &Global,
         config: Config,
         metrics: Option<&Metrics>,
         stopping: watch::Receiver<bool>,
@@ -110,6 +120,7 @@ impl App {
         let relay = RelayStatus::default();
         let work = [(); 2].map(|()| Arc::new(Semaphore::new(config.serve.connections_max)));
         let app = App {
+            global: global.clone(),
             config,
             ledger,
             guard,
@@ -126,6 +137,9 @@ impl App {
             relay,
             feed: FeedStatus::default(),
             readiness: Readiness::default(),
+            counted: Counted::default(),
+            listeners: Listeners::default(),
+            checked: Checked::default(),
             metrics,
             work,
             leaving: AtomicBool::new(false),

@@ -1,6 +1,6 @@
 //! Who calls, and what they may do.
 //!
-//! Every request but those for probes and the API's description is authenticated here, before its route
+//! Every request but those for probes, the API's description and the files of the page is authenticated here, before its route
 //! runs: a route that forgets to ask is not open. Requests that look need the role `read`, others
 //! `write`; a route may ask for more (`Operator`).
 //!
@@ -25,6 +25,7 @@ pub use hapax::access::Role;
 
 use super::app::Shared;
 use super::hosts::PeerAddress;
+use super::{page, session};
 use crate::cli::Global;
 use crate::failure::Failure;
 
@@ -153,7 +154,9 @@ impl Caller {
 pub async fn authorise(State(listener): State<Listener>, mut request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
     // Without a route the answer says that there is none, to anybody.
-    if route.is_none_or(|route| OPEN.contains(&route)) {
+    let is_open =
+        |route: &str| OPEN.contains(&route) || session::OPEN.contains(&route) || page::is_page(route);
+    if route.is_none_or(is_open) {
         return next.run(request).await;
     }
     let needed = match *request.method() {
@@ -161,7 +164,7 @@ pub async fn authorise(State(listener): State<Listener>, mut request: Request, n
         _ => Role::Write,
     };
     let peer = request.extensions().get::<PeerAddress>().map(|peer| peer.0);
-    let caller = match authenticated(&listener, peer, request.headers()).await {
+    let caller = match authenticated(&listener, peer, request.method(), request.headers()).await {
         Ok(caller) => caller,
         Err(response) => return response,
     };
@@ -176,6 +179,7 @@ pub async fn authorise(State(listener): State<Listener>, mut request: Request, n
 async fn authenticated(
     listener: &Listener,
     peer: Option<IpAddr>,
+    method: &Method,
     headers: &HeaderMap,
 ) -> Result<Caller, Response> {
     let access = &listener.app.access;
@@ -184,24 +188,17 @@ async fn authenticated(
         let tenant = tenant(headers).map_err(Problem::into_response)?;
         return Ok(Caller::of(Grant::without_token(tenant)));
     }
-    let token = bearer(headers).map_err(|told| unauthenticated(&told, token_given(headers)))?;
+    // A program's header counts before a browser's cookie.
+    let token = match session::token(headers).filter(|_| !token_given(headers)) {
+        Some(token) => {
+            session::check_origin(method, headers).map_err(Problem::into_response)?;
+            token
+        }
+        None => bearer(headers).map_err(|told| unauthenticated(&told, token_given(headers)))?,
+    };
     let grant = match access.authenticate_from(token, peer).await.map_err(refuse)? {
         Authentication::Granted { grant, .. } => grant,
-        Authentication::Expired => return Err(unauthenticated("the token has expired", true)),
-        Authentication::Throttled { wait } => {
-            let told = "too many tokens that nobody knows were sent to this server just now, and this one \
-                        was not looked up; ";
-            return Err(rate_limited(told, wait).into_response());
-        }
-        Authentication::Malformed => {
-            let told = ApiToken::parse(token).err().map_or_else(String::new, |error| error.to_string());
-            return Err(unauthenticated(&format!("{told}; the token was cut off or mistyped"), true));
-        }
-        // Whoever guesses learns no more than that they guessed wrong.
-        said => {
-            tracing::warn!(target: "hapax", said = said.word(), "a request came with a token that is not valid");
-            return Err(unauthenticated("the token is not valid", true));
-        }
+        said => return Err(refused(token, said)),
     };
     let id = grant.principal().unwrap_or_default();
     if let Err(wait) = listener.app.rate.take(id) {
@@ -214,6 +211,27 @@ async fn authenticated(
         return Err(forbidden(told).into_response());
     }
     Ok(Caller::of(grant))
+}
+
+/// The answer to a token that grants nothing.
+pub fn refused(token: &str, said: Authentication) -> Response {
+    match said {
+        Authentication::Expired => unauthenticated("the token has expired", true),
+        Authentication::Throttled { wait } => {
+            let told = "too many tokens that nobody knows were sent to this server just now, and this one \
+                        was not looked up; ";
+            rate_limited(told, wait).into_response()
+        }
+        Authentication::Malformed => {
+            let told = ApiToken::parse(token).err().map_or_else(String::new, |error| error.to_string());
+            unauthenticated(&format!("{told}; the token was cut off or mistyped"), true)
+        }
+        // Whoever guesses learns no more than that they guessed wrong.
+        said => {
+            tracing::warn!(target: "hapax", said = said.word(), "a request came with a token that is not valid");
+            unauthenticated("the token is not valid", true)
+        }
+    }
 }
 
 fn token_given(headers: &HeaderMap) -> bool {

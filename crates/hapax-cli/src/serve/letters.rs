@@ -1,5 +1,7 @@
 //! Dead, held, parked and lost events over HTTP, for operators.
 
+use std::collections::BTreeMap;
+
 use axum::extract::State;
 use hapax::access::Scopes;
 use hapax::ledger::{Entry, Filter, Identity, Intervene, Intervention, State as Is};
@@ -16,6 +18,7 @@ use super::audit::audit;
 use super::auth::{Caller, Operator};
 use super::claims::check_batch;
 use super::extract::{Json, PAGE_MAX, Params, limit};
+use super::groups::tenant_of;
 use super::openapi::ProblemBody;
 use crate::ledger::act::{ChangeArgs, intervene};
 use crate::ledger::look::{WhichArgs, entry_json};
@@ -176,9 +179,17 @@ pub struct ChangeBody {
     /// Whose effect it is.
     #[schema(min_length = 1, max_length = 255)]
     scope: String,
+    /// Whose data, for those who see all tenants; unset: the caller's.
+    #[schema(min_length = 1, max_length = 255)]
+    tenant: Option<String>,
     /// The events; or `all`.
     #[serde(default)]
     ids: Vec<String>,
+    /// With `ids`: the token that each entry had when it was looked at (`POST /v1/dead/preview`). Then each
+    /// event is changed for itself: one that has another token by now, or that cannot be changed, stays as it
+    /// is and says why.
+    #[serde(default)]
+    tokens: BTreeMap<String, i64>,
     /// Every event of the scope that matches the filters below.
     #[serde(default)]
     all: bool,
@@ -341,10 +352,17 @@ fn args(app: &App, caller: &Caller, body: &ChangeBody) -> Result<ChangeArgs, Pro
     if body.reason.chars().count() > 1000 || body.reason.contains('\0') {
         return invalid("reason", "it must have 1 to 1000 characters, none of them NUL");
     }
+    if body.all && !body.tokens.is_empty() {
+        return invalid("tokens", "they are only for ids");
+    }
+    let unfixed = |id: &&String| !body.tokens.is_empty() && !body.tokens.contains_key(*id);
+    if let Some(id) = body.ids.iter().find(unfixed) {
+        return invalid("tokens", &format!("they have none for {id:?}"));
+    }
     let scope: Scope = caller.scope(&body.scope)?;
     let which = WhichArgs {
         scope: Some(scope),
-        tenant: caller.tenant.clone(),
+        tenant: tenant_of(caller, body.tenant.as_deref())?,
         one_tenant: true,
         aggregate: body.aggregate.as_deref().map(Aggregate::new).transpose()?,
         topic: body.topic.as_deref().map(Topic::new).transpose()?,
@@ -386,12 +404,20 @@ async fn carry_out(
         dry_run,
     };
     let mut entries = Vec::with_capacity(steps.len());
+    let mut runs = Vec::with_capacity(steps.len());
     for (what, identity) in &steps {
-        entries.push(changed(&intervene(&*app.ledger, request(*what, identity, true)).await?));
+        match (rehearsed(app, request(*what, identity, true), body).await, body.tokens.is_empty()) {
+            (Ok(step), _) => {
+                entries.push(step);
+                runs.push((what, identity));
+            }
+            (Err(problem), true) => return Err(problem),
+            (Err(problem), false) => entries.push(unchanged(*what, identity, &problem)),
+        }
     }
     if !body.dry_run {
-        entries.clear();
-        for (what, identity) in &steps {
+        entries.retain(|entry| entry.problem.is_some());
+        for (what, identity) in runs {
             let action = format!("ledger.{}", what.name());
             let step = match audit(app, caller, &action, &identity.to_string(), &args.reason).await {
                 Ok(()) => {
@@ -402,18 +428,37 @@ async fn carry_out(
             };
             entries.push(match step {
                 Ok(step) => changed(&step),
-                Err(problem) => ChangedEntry {
-                    what: what.name(),
-                    id: identity.id.to_string(),
-                    before: None,
-                    after: None,
-                    needs_delivery: false,
-                    problem: Some(problem.json()),
-                },
+                Err(problem) => unchanged(*what, identity, &problem),
             });
         }
     }
     Ok(Json(ChangedAnswer { dry_run: body.dry_run, entries, more }))
+}
+
+/// What would be done to an entry, if it is still the one that was looked at.
+async fn rehearsed(app: &App, request: Intervene, body: &ChangeBody) -> Result<ChangedEntry, Problem> {
+    let expected = body.tokens.get(request.identity.id.as_str().as_ref()).copied();
+    let step = intervene(&*app.ledger, request).await?;
+    let actual = step.1.before.token.0;
+    match expected {
+        Some(expected) if expected != actual => Err(Error::Conflict {
+            expected: format!("an entry that is as it was previewed (token {expected})"),
+            actual: format!("one that has changed since (token {actual})"),
+        }
+        .into()),
+        _ => Ok(changed(&step)),
+    }
+}
+
+fn unchanged(what: Intervention, identity: &Identity, problem: &Problem) -> ChangedEntry {
+    ChangedEntry {
+        what: what.name(),
+        id: identity.id.to_string(),
+        before: None,
+        after: None,
+        needs_delivery: false,
+        problem: Some(problem.json()),
+    }
 }
 
 fn changed((what, step): &(Intervention, hapax::ledger::Intervened)) -> ChangedEntry {

@@ -15,11 +15,15 @@ mod app;
 mod audit;
 mod auth;
 mod background;
+mod checks;
 mod claims;
+mod counters;
 mod cursor;
+mod explain;
 mod extract;
 mod feeding;
 mod front;
+mod groups;
 mod health;
 mod hosts;
 mod journal;
@@ -28,15 +32,20 @@ mod keys;
 mod letters;
 mod listen;
 mod openapi;
+mod overview;
+mod page;
 mod pulses;
 mod records;
+mod retention;
 mod routes;
+mod session;
 mod settle;
 mod stats;
 mod store;
 mod stream;
 mod tally;
 mod tokens;
+mod waiting;
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -55,7 +64,8 @@ use background::Background;
 
 /// Serve claims, journal, records and keys over HTTP; publish the journal, and keep the read model
 ///
-/// Without credentials it listens on this machine only. `GET /openapi.json` describes the API.
+/// Without credentials it listens on this machine only. `GET /openapi.json` describes the API; a browser gets
+/// the operator's page at `/`.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: hapax serve --listen 127.0.0.1:7070 --data hapax-data")]
 pub struct ServeArgs {
@@ -116,7 +126,7 @@ pub async fn run(
         sweepers: !args.without.contains(&Part::Sweepers),
         analytics: !args.without.contains(&Part::Analytics),
     };
-    let (app, bus) = App::open(config, metrics, stopping.clone(), with).await?;
+    let (app, bus) = App::open(global, config, metrics, stopping.clone(), with).await?;
     app.import_bootstrap_token().await?;
     let background = Background::start(&app, bus, with)?;
 

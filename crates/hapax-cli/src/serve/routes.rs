@@ -19,7 +19,10 @@ use super::auth::{self, Listener};
 use super::front::{self, Front};
 use super::hosts::Hosts;
 use super::openapi::{self, Api};
-use super::{analytics, claims, health, journal, keys, letters, records, settle, stats, tokens};
+use super::{
+    analytics, checks, claims, explain, groups, health, journal, keys, letters, overview, page, records,
+    retention, session, settle, stats, tokens, waiting,
+};
 
 /// The routes for everybody.
 fn of_callers(app: &Shared) -> OpenApiRouter<Shared> {
@@ -38,6 +41,13 @@ fn of_operators() -> OpenApiRouter<Shared> {
     OpenApiRouter::new()
         .merge(keys::operators())
         .merge(letters::routes())
+        .merge(groups::routes())
+        .merge(waiting::routes())
+        .merge(explain::routes())
+        .merge(overview::routes())
+        .merge(retention::routes())
+        .merge(checks::routes())
+        .merge(session::routes())
         .merge(stats::operators())
         .merge(analytics::operators())
         .merge(tokens::routes())
@@ -54,12 +64,18 @@ pub fn build(app: &Shared, apart: bool) -> (Router, Router) {
     let admin = serve.admin_listen.unwrap_or(serve.listen);
     let [work, admin_work] = app.work.clone();
     let operators = all().merge(of_operators());
-    (finished(app, main, serve.listen, work), finished(app, operators, admin, admin_work))
+    // The page asks what operators ask, so it is where their routes are.
+    let pages = |here: bool| if here { page::routes() } else { Router::new() };
+    (
+        finished(app, main, pages(!apart), serve.listen, work),
+        finished(app, operators, pages(true), admin, admin_work),
+    )
 }
 
 fn finished(
     app: &Shared,
     described: OpenApiRouter<Shared>,
+    pages: Router<Shared>,
     address: SocketAddr,
     work: Arc<Semaphore>,
 ) -> Router {
@@ -72,6 +88,7 @@ fn finished(
     let front = Front { app: Arc::clone(app), hosts: Arc::new(Hosts::of(&app.config.serve)), work };
     let listener = Listener { app: Arc::clone(app), loopback: address.ip().is_loopback() };
     router
+        .merge(pages)
         .route("/openapi.json", describe)
         .fallback(unknown)
         .method_not_allowed_fallback(not_allowed)

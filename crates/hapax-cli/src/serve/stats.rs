@@ -105,6 +105,17 @@ pub struct JournalStats {
     last: Option<String>,
 }
 
+impl JournalStats {
+    pub fn of(stat: &hapax::journal::JournalStat) -> Self {
+        JournalStats {
+            events: stat.events,
+            aggregates: stat.aggregates,
+            exact: stat.exact,
+            last: stat.last.as_ref().map(ToString::to_string),
+        }
+    }
+}
+
 /// The numbers of the relay in this process.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct RelayStats {
@@ -120,6 +131,19 @@ pub struct RelayStats {
     parked: usize,
     /// The age of the oldest event that is not published, in seconds.
     lag_s: f64,
+}
+
+impl RelayStats {
+    pub fn of(progress: &hapax::relay::Progress) -> Self {
+        RelayStats {
+            leads: progress.leads,
+            published: progress.published,
+            position: progress.position.to_string(),
+            behind: progress.behind,
+            parked: progress.parked,
+            lag_s: progress.lag.as_secs_f64(),
+        }
+    }
 }
 
 /// How much there is.
@@ -170,19 +194,7 @@ async fn stats(
             })
             .collect(),
         held: held.map(|(.., count)| count).sum(),
-        journal: journal.map(|journal| JournalStats {
-            events: journal.events,
-            aggregates: journal.aggregates,
-            exact: journal.exact,
-            last: journal.last.map(|last| last.to_string()),
-        }),
-        relay: app.relay.progress().filter(|_| whole).map(|progress| RelayStats {
-            leads: progress.leads,
-            published: progress.published,
-            position: progress.position.to_string(),
-            behind: progress.behind,
-            parked: progress.parked,
-            lag_s: progress.lag.as_secs_f64(),
-        }),
+        journal: journal.as_ref().map(JournalStats::of),
+        relay: app.relay.progress().filter(|_| whole).as_ref().map(RelayStats::of),
     }))
 }

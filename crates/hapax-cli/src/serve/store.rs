@@ -151,6 +151,18 @@ impl Store {
         }
     }
 
+    /// For reading, by whoever outlives the request.
+    pub fn shared(&self) -> Option<Arc<dyn Records>> {
+        match self {
+            Store::Sqlite { records, .. } => Some(Arc::new(records.clone())),
+            #[cfg(feature = "postgres")]
+            Store::Postgres(of) => {
+                of.records().ok().map(|records| Arc::new(records.clone()) as Arc<dyn Records>)
+            }
+            Store::Nowhere(_) => None,
+        }
+    }
+
     /// Writes in the transaction of a request.
     pub async fn write(&self, tx: Tx, write: Write) -> Result<Record> {
         match (self, tx) {

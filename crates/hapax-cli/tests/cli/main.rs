@@ -35,6 +35,7 @@ mod serve_client;
 mod serve_faults;
 mod serve_front;
 mod serve_keys;
+mod serve_page;
 mod serve_records;
 mod serve_servers;
 mod serve_tenants;

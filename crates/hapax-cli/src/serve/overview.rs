@@ -1,0 +1,384 @@
+//! The path of an event in numbers, at once and live (server-sent events).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::State;
+use axum::http::HeaderValue;
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::response::Response;
+use hapax::analytics::{STALE_AFTER, Uuid};
+use hapax::bus::Partition;
+use hapax::keyed::ListKeys;
+use hapax::ledger::{Stat, State as Is};
+use hapax::problem::Problem;
+use hapax::records::tenant_id;
+use hyper::body::Frame;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::time::Instant;
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::app::{App, Shared, stopped};
+use super::auth::{Caller, Operator};
+use super::counters;
+use super::extract::{Json, Params, limit};
+use super::listen::overloaded;
+use super::stats::{JournalStats, RelayStats};
+
+/// How often the numbers are sent.
+const PERIOD: Duration = Duration::from_secs(2);
+/// For how many seconds one answer sends them. Who listens asks again, and is authenticated again.
+const STREAM_S_MAX: usize = 60;
+/// How many may listen at once.
+const LISTENERS_MAX: usize = 32;
+/// Counting may take at most this part of the time.
+const COUNTING_PART: u32 = 10;
+/// How many keys without an answer are counted.
+const KEYS_MAX: usize = 1000;
+/// How many scopes the bus is asked about, and for how long.
+const GROUPS_MAX: usize = 20;
+const BUS: Duration = Duration::from_secs(2);
+
+pub fn routes() -> OpenApiRouter<Shared> {
+    OpenApiRouter::new().routes(routes!(overview)).routes(routes!(live))
+}
+
+/// What was counted lately. Counting reads every entry, so that all who look share it, and a ledger that takes
+/// long is counted less often.
+#[derive(Default)]
+pub struct Counted(Mutex<Option<Count>>);
+
+struct Count {
+    at: Instant,
+    took: Duration,
+    seen: Arc<Seen>,
+}
+
+/// What all callers share.
+struct Seen {
+    ledger: Stat,
+    journal: hapax::journal::JournalStat,
+    lag: Vec<LagAnswer>,
+}
+
+impl Counted {
+    async fn get(&self, app: &App) -> hapax::Result<Arc<Seen>> {
+        // Others wait for the answer to the first.
+        let mut last = self.0.lock().await;
+        if let Some(count) = &*last
+            && count.at.elapsed() < PERIOD.max(count.took * COUNTING_PART).mul_f64(0.9)
+        {
+            return Ok(Arc::clone(&count.seen));
+        }
+        let began = Instant::now();
+        let (ledger, journal) = tokio::try_join!(app.ledger.stat(), app.journal.stat())?;
+        let lag = tokio::time::timeout(BUS, lag(app, &ledger)).await.unwrap_or_default();
+        let seen = Arc::new(Seen { ledger, journal, lag });
+        *last = Some(Count { at: Instant::now(), took: began.elapsed(), seen: Arc::clone(&seen) });
+        Ok(seen)
+    }
+
+    /// The ledger's numbers, as they were counted lately.
+    pub async fn ledger(&self, app: &App) -> hapax::Result<Stat> {
+        Ok(self.get(app).await?.ledger.clone())
+    }
+}
+
+/// Who may listen.
+pub struct Listeners(Arc<Semaphore>);
+
+impl Default for Listeners {
+    fn default() -> Self {
+        Listeners(Arc::new(Semaphore::new(LISTENERS_MAX)))
+    }
+}
+
+/// How many entries of a scope are in each state.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct ScopeAnswer {
+    /// Whose data.
+    tenant: Option<String>,
+    /// Whose effect.
+    scope: String,
+    /// How many entries, by state.
+    states: BTreeMap<&'static str, u64>,
+    /// How many the ledger holds with their bytes.
+    held: u64,
+}
+
+/// How far a consumer group is behind.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct LagAnswer {
+    /// The scope, after which its group is named unless configured otherwise.
+    scope: String,
+    /// The records of the relay's topic that the group has not committed.
+    records: u64,
+}
+
+/// The keys of writes.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct KeysOverview {
+    /// How many have no answer, up to 1000.
+    open: usize,
+    /// When they were last swept.
+    swept_at: Option<String>,
+}
+
+/// The bus.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct BusOverview {
+    /// What it is.
+    bus: &'static str,
+    /// The topic to which the relay publishes.
+    topic: String,
+    /// The groups that have committed something there.
+    lag: Vec<LagAnswer>,
+}
+
+/// The read model.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ReadModelOverview {
+    /// What its feed does, if it runs here.
+    feed: Option<&'static str>,
+    /// Every write that was acknowledged before this time is in it.
+    last_sync_at: Option<String>,
+    /// Whether that is unknown, or more than five seconds ago.
+    stale: bool,
+    /// How many changes could not be read, up to 100. Only for those who see the whole server.
+    rejected: Option<usize>,
+}
+
+/// The path of an event in numbers.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct OverviewAnswer {
+    /// The ledger's clock when the ledger was counted.
+    now: String,
+    /// Entries by scope.
+    scopes: Vec<ScopeAnswer>,
+    /// Keys of writes; none if they did not answer.
+    keys: Option<KeysOverview>,
+    /// The journal, of all tenants: only for those who see the whole server.
+    journal: Option<JournalStats>,
+    /// The relay, if it runs here: only for those who see the whole server.
+    relay: Option<RelayStats>,
+    /// What the relay does: `starting`, `leads`, `follows` or `failed`; none if it does not run here.
+    relay_state: Option<&'static str>,
+    /// The bus, if the relay runs here: only for those who see the whole server.
+    bus: Option<BusOverview>,
+    /// The read model, if there is one that answers.
+    read_model: Option<ReadModelOverview>,
+    /// What this process has counted since its start, by metric and label: only for those who see the whole
+    /// server.
+    #[schema(value_type = Option<Object>)]
+    counters: Option<BTreeMap<&'static str, BTreeMap<String, f64>>>,
+}
+
+/// The path of an event in numbers, for operators
+#[utoipa::path(
+    get, path = "/v1/overview", tag = "server",
+    responses((status = 200, description = "The numbers", body = OverviewAnswer))
+)]
+async fn overview(
+    Operator(caller): Operator,
+    State(app): State<Shared>,
+) -> Result<Json<OverviewAnswer>, Problem> {
+    Ok(Json(look(&app, &caller).await?))
+}
+
+async fn look(app: &App, caller: &Caller) -> Result<OverviewAnswer, Problem> {
+    let whole = caller.needs_all_tenants().is_ok();
+    let seen = app.counted.get(app).await?;
+    let (keys, read_model) = tokio::join!(keys(app, caller, whole), read_model(app, caller, whole));
+    let bus = app.bus.as_ref().filter(|_| whole).map(|bus| BusOverview {
+        bus: bus.capabilities().bus,
+        topic: app.config.relay.topic.to_string(),
+        lag: seen.lag.clone(),
+    });
+    Ok(OverviewAnswer {
+        now: seen.ledger.now.to_string(),
+        scopes: scopes(&seen.ledger, caller, whole),
+        keys,
+        journal: whole.then(|| JournalStats::of(&seen.journal)),
+        relay: app.relay.progress().filter(|_| whole).as_ref().map(RelayStats::of),
+        relay_state: app.bus.as_ref().map(|_| app.relay.state().word()),
+        bus,
+        read_model,
+        counters: whole.then(|| counters::sums(&app.metrics.render(), &app.config.telemetry_prefix)),
+    })
+}
+
+fn scopes(stat: &Stat, caller: &Caller, whole: bool) -> Vec<ScopeAnswer> {
+    let mut found = BTreeMap::new();
+    for (tenant, scope, state, count) in &stat.counts {
+        if !caller.sees(scope) || !(whole || caller.owns(tenant.as_ref())) {
+            continue;
+        }
+        let held = stat.held_by.iter().find(|(of, name, _)| of == tenant && name == scope);
+        let key = (tenant.clone(), scope.clone());
+        let entry = found.entry(key).or_insert_with(|| ScopeAnswer {
+            tenant: tenant.as_ref().map(ToString::to_string),
+            scope: scope.to_string(),
+            states: BTreeMap::new(),
+            held: held.map_or(0, |(.., count)| *count),
+        });
+        *entry.states.entry(state.name()).or_default() += count;
+    }
+    found.into_values().collect()
+}
+
+async fn keys(app: &App, caller: &Caller, whole: bool) -> Option<KeysOverview> {
+    let which = ListKeys {
+        tenant: (!whole).then(|| caller.tenant.clone()),
+        open_only: true,
+        limit: KEYS_MAX,
+        ..ListKeys::default()
+    };
+    let asked = async { tokio::try_join!(app.kept_keys.list(&which), app.kept_keys.info()) };
+    match asked.await {
+        Ok((open, info)) => {
+            Some(KeysOverview { open: open.len(), swept_at: info.swept_at.map(|at| at.to_string()) })
+        }
+        Err(error) => {
+            tracing::warn!(target: "hapax", error = %error.chain(), "keys could not be counted");
+            None
+        }
+    }
+}
+
+async fn read_model(app: &App, caller: &Caller, whole: bool) -> Option<ReadModelOverview> {
+    let model = app.reads.as_ref()?;
+    // Records have tenants that are UUIDs; of others there is none.
+    let of = if whole { Uuid::nil() } else { tenant_id(caller.tenant.as_ref()).ok()? };
+    let asked = async {
+        let (now, at) = tokio::try_join!(model.now(), model.last_sync_at(of))?;
+        let rejected = if whole { Some(model.rejected(100).await?.len()) } else { None };
+        Ok::<_, hapax::Error>((now, at, rejected))
+    };
+    match asked.await {
+        Ok((now, at, rejected)) => Some(ReadModelOverview {
+            feed: app.feed.state().map(super::feeding::FeedState::word),
+            last_sync_at: at.map(|at| at.to_string()),
+            stale: at.is_none_or(|at| now.since(at) > STALE_AFTER),
+            rejected,
+        }),
+        Err(error) => {
+            tracing::warn!(target: "hapax", error = %error.chain(), "the read model did not answer");
+            None
+        }
+    }
+}
+
+/// How far the groups of the scopes are behind on the relay's topic; those that never committed are left out.
+async fn lag(app: &App, stat: &Stat) -> Vec<LagAnswer> {
+    let Some(bus) = &app.bus else { return Vec::new() };
+    let topic = &app.config.relay.topic;
+    let Ok(Some(info)) = bus.topic(topic).await else { return Vec::new() };
+    let scopes: BTreeSet<_> = stat.counts.iter().map(|(_, scope, ..)| scope.clone()).collect();
+    let mut found = Vec::new();
+    for scope in scopes.into_iter().take(GROUPS_MAX) {
+        let (mut records, mut committed_any) = (0, false);
+        for number in 0..info.partitions {
+            let partition = Partition { topic: topic.clone(), number };
+            let asked =
+                async { tokio::try_join!(bus.range(&partition), bus.committed(scope.as_str(), &partition)) };
+            let Ok(((first, end), committed)) = asked.await else { return found };
+            committed_any |= committed.is_some();
+            records += u64::try_from(end - committed.unwrap_or(first).max(first)).unwrap_or(0);
+        }
+        if committed_any {
+            found.push(LagAnswer { scope: scope.to_string(), records });
+        }
+    }
+    found
+}
+
+/// For how long.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct LiveParams {
+    /// How many seconds the answer goes on (60 unless set).
+    #[param(minimum = 1, maximum = 60)]
+    seconds: Option<u64>,
+}
+
+/// The same every two seconds, as server-sent events
+///
+/// Each event is named `overview` and has the answer of `GET /v1/overview`, or it is named `problem` and has a
+/// problem. The answer ends after a minute: ask again.
+#[utoipa::path(
+    get, path = "/v1/overview/live", tag = "server", params(LiveParams),
+    responses((status = 200, description = "The numbers, again and again", body = String, content_type = "text/event-stream"))
+)]
+async fn live(
+    Operator(caller): Operator,
+    State(app): State<Shared>,
+    Params(params): Params<LiveParams>,
+) -> Result<Response, Problem> {
+    let seconds = limit(params.seconds, STREAM_S_MAX, STREAM_S_MAX)?;
+    let Ok(place) = Arc::clone(&app.listeners.0).try_acquire_owned() else {
+        return Ok(overloaded("as many pages as the server takes are open (32)"));
+    };
+    let (send, receive) = mpsc::channel(1);
+    tokio::spawn(feed(app, caller, send, place, Duration::from_secs(seconds as u64)));
+    let mut response = Response::new(Body::new(Events(receive)));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    Ok(response)
+}
+
+/// Sends the numbers until nobody listens, the time is over or the server stops.
+async fn feed(
+    app: Shared,
+    caller: Caller,
+    send: mpsc::Sender<Bytes>,
+    place: OwnedSemaphorePermit,
+    time: Duration,
+) {
+    let _place = place;
+    let (until, mut stopping) = (Instant::now() + time, app.stopping.clone());
+    let sending = async {
+        while Instant::now() < until {
+            let (name, json) = match look(&app, &caller).await {
+                Ok(answer) => ("overview", serde_json::to_string(&answer).unwrap_or_default()),
+                Err(problem) => ("problem", problem.json().to_string()),
+            };
+            let event = format!("event: {name}\ndata: {json}\n\n");
+            if send.send(event.into()).await.is_err() {
+                return;
+            }
+            tokio::time::sleep(PERIOD).await;
+        }
+    };
+    tokio::select! {
+        () = sending => {}
+        () = stopped(&mut stopping) => {}
+        () = send.closed() => {}
+    }
+}
+
+/// A body made of events.
+struct Events(mpsc::Receiver<Bytes>);
+
+impl HttpBody for Events {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        self.0.poll_recv(context).map(|event| event.map(|event| Ok(Frame::data(event))))
+    }
+}
+
+/// The states of entries that are not settled for good: what an operator may have to look at.
+pub const OPEN_STATES: [Is; 4] = [Is::Leased, Is::Retry, Is::Parked, Is::Dead];

@@ -1,0 +1,203 @@
+//! The operator's page and what it asks: its files, the life of an event, dead letters by reason, a redrive of
+//! what was previewed, and the cookie of a browser. The page itself is tested in a browser (`ui/test`).
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use serde_json::{Value, json};
+
+use crate::common::run;
+use crate::serve_access::process::{Server, ask, port, until};
+use crate::serve_tenants::token;
+
+/// Claims an event and lets it die.
+fn die(server: &Server, token: &str, scope: &str, id: &str, reason: &str) {
+    let claimed = server.post("/v1/claims", token, &json!({"scope": scope, "id": id})).is(200);
+    let fail = json!({"scope": scope, "id": id, "token": claimed["token"], "reason": reason, "then": "dead", "payload": 1});
+    server.post("/v1/claims/fail", token, &fail).is(200);
+}
+
+#[test]
+fn the_page_is_where_operators_are_and_has_no_data() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = Server::start(dir.path(), &[]);
+    for path in ["/", "/event?id=x", "/dead", "/aggregates", "/retention", "/doctor", "/page.js", "/page.css"]
+    {
+        let answer = whole.ask("GET", path, &[], &Value::Null);
+        assert_eq!(answer.status, 200, "{path}: {answer:?}");
+        let head = answer.head.to_ascii_lowercase();
+        for header in
+            ["content-security-policy: default-src 'none'", "x-content-type-options: nosniff", "etag: \""]
+        {
+            assert!(head.contains(header), "{path} has no {header}: {head}");
+        }
+        assert!(!head.contains("unsafe"), "{head}");
+    }
+    whole.ask("POST", "/", &[], &json!({})).problem(405, "method-not-allowed");
+    drop(whole);
+    // Apart from operators, programs get no page.
+    let dir = tempfile::tempdir().unwrap();
+    let apart = Server::start(dir.path(), &["--admin-listen", "127.0.0.1:0"]);
+    apart.ask("GET", "/", &[], &Value::Null).problem(404, "route-unknown");
+    let admin = port(&apart.ready["admin_address"]);
+    assert_eq!(ask(admin, "GET", "/", &[], &Value::Null).status, 200);
+    assert_eq!(ask(admin, "GET", "/v1/overview", &[], &Value::Null).is(200)["scopes"], json!([]));
+}
+
+#[test]
+fn the_life_of_an_event_is_what_the_command_tells_as_far_as_the_caller_may_see_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let [whole, acme, mailer] = [&[][..], &["--tenant", "acme"], &["--tenant", "acme", "--scope", "mailer"]]
+        .map(|more| token(dir, &[&["--role", "admin"], more].concat()));
+    let server = Server::start_whole(dir, &[]);
+    let event = json!({"aggregate": "order-17", "events": [{"id": "order-17-paid"}]});
+    server.post("/v1/journal/append", &acme, &event).is(200);
+    die(&server, &acme, "mailer", "order-17-paid", "no such address");
+    die(&server, &acme, "billing", "order-17-paid", "card declined");
+    let path = "/v1/explain?id=order-17-paid";
+    let scopes = |life: &Value| {
+        let of_ledger = life["steps"].as_array().unwrap().iter().filter(|step| step["layer"] == "ledger");
+        let mut names: Vec<String> =
+            of_ledger.map(|step| step["name"].as_str().unwrap().to_owned()).collect();
+        names.sort();
+        names.dedup();
+        names
+    };
+    let own = server.get(path, &acme).is(200);
+    assert_eq!(scopes(&own), ["billing", "mailer"]);
+    let told = run(dir, &["explain", "order-17-paid", "--tenant", "acme", "--json"]).code(0).json();
+    assert_eq!(own["steps"][0], told["steps"][0], "the journal's step");
+    assert_eq!((&own["of"], &own["not_recorded"]), (&told["of"], &told["not_recorded"]));
+    let bound = server.get(path, &mailer).is(200);
+    assert_eq!(scopes(&bound), ["mailer"]);
+    assert!(!bound.to_string().contains("card declined"), "{bound}");
+    // Only who sees all tenants may name one, and learns where else to look.
+    assert_eq!(server.get(&format!("{path}&tenant=acme"), &whole).is(200)["steps"], own["steps"]);
+    let hint = server.get(path, &whole).problem(404, "not-found");
+    assert!(hint.contains("tenant acme"), "{hint}");
+    let none = server.get("/v1/explain?id=other", &acme).problem(404, "not-found");
+    assert!(!none.contains("--tenant"), "{none}");
+    server.get(&format!("{path}&tenant=other"), &acme).problem(403, "forbidden");
+    server.get("/v1/explain", &acme).problem(400, "invalid");
+    server.get("/v1/explain?id=a&key=b", &acme).problem(400, "invalid");
+}
+
+#[test]
+fn a_redrive_does_what_was_previewed_and_leaves_what_changed_since() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let admin = token(dir, &["--role", "admin"]);
+    let server = Server::start_whole(dir, &[]);
+    for n in 1..=3 {
+        die(
+            &server,
+            &admin,
+            "mailer",
+            &format!("order-{n}-paid"),
+            &format!("card of customer-{n} declined: HTTP 402"),
+        );
+    }
+    die(&server, &admin, "mailer", "order-4-paid", "card of customer-4 declined: HTTP 500");
+    let groups = server.get("/v1/dead/groups", &admin).is(200)["groups"].clone();
+    assert_eq!(groups[0]["pattern"], "card of # declined: HTTP 402");
+    assert_eq!((&groups[0]["count"], &groups[1]["count"]), (&json!(3), &json!(1)), "{groups}");
+    let which = json!({"scope": "mailer", "pattern": groups[0]["pattern"]});
+    let preview = server.post("/v1/dead/preview", &admin, &which).is(200)["events"].clone();
+    let events = preview.as_array().unwrap();
+    assert!(events.len() == 3 && events.iter().all(|event| event["runs"] == true), "{preview}");
+    assert_eq!(
+        server.get("/v1/dead", &admin).is(200)["entries"].as_array().unwrap().len(),
+        4,
+        "nothing is changed"
+    );
+    let tokens: serde_json::Map<_, _> = events
+        .iter()
+        .map(|event| (event["id"].as_str().unwrap().to_owned(), event["token"].clone()))
+        .collect();
+    // One runs and dies again meanwhile, one is dropped.
+    let of = |ids: Value| json!({"scope": "mailer", "ids": ids, "reason": "meanwhile"});
+    server.post("/v1/dead/redrive", &admin, &of(json!(["order-1-paid"]))).is(200);
+    die(&server, &admin, "mailer", "order-1-paid", "card of customer-1 declined: HTTP 402");
+    server.post("/v1/dead/drop", &admin, &of(json!(["order-2-paid"]))).is(200);
+    let redrive = json!({"scope": "mailer", "ids": tokens.keys().collect::<Vec<_>>(), "tokens": tokens, "reason": "mended"});
+    let done = server.post("/v1/dead/redrive", &admin, &redrive).is(200);
+    let problem = |id: &str| {
+        let entries = done["entries"].as_array().unwrap();
+        entries.iter().find(|entry| entry["id"] == id).unwrap()["problem"]["detail"].clone()
+    };
+    assert!(problem("order-1-paid").as_str().unwrap().contains("has changed since"), "{done}");
+    assert!(problem("order-2-paid").as_str().unwrap().contains("lost"), "{done}");
+    assert_eq!(problem("order-3-paid"), Value::Null);
+    let dead = server.get("/v1/dead", &admin).is(200)["entries"].clone();
+    let mut ids: Vec<_> =
+        dead.as_array().unwrap().iter().map(|entry| entry["id"].as_str().unwrap()).collect();
+    ids.sort_unstable();
+    assert_eq!(ids, ["order-1-paid", "order-4-paid"]);
+    let audit = server.get("/v1/audit", &admin).body;
+    assert!(audit.contains("mended") && audit.contains("order-3-paid"), "{audit}");
+    for bad in [
+        json!({"scope": "mailer", "all": true, "tokens": {"a": 1}, "reason": "r"}),
+        json!({"scope": "mailer", "ids": ["a", "b"], "tokens": {"a": 1}, "reason": "r"}),
+    ] {
+        server.post("/v1/dead/redrive", &admin, &bad).problem(400, "invalid");
+    }
+}
+
+#[test]
+fn t338_a_cookie_changes_something_only_from_the_servers_own_page() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let admin = token(dir, &["--role", "admin"]);
+    let server = Server::start(dir, &[]);
+    let login = server.ask("POST", "/v1/login", &[], &json!({"token": admin}));
+    assert_eq!(login.status, 204, "{login:?}");
+    let cookie =
+        login.head.lines().find(|line| line.to_ascii_lowercase().starts_with("set-cookie:")).unwrap();
+    assert!(cookie.ends_with("; Path=/; HttpOnly; SameSite=Strict"), "{cookie}");
+    let cookie = format!("hapax_token={admin}");
+    let with = ("cookie", &*cookie);
+    assert_eq!(server.ask("GET", "/v1/session", &[with], &Value::Null).is(200)["role"], "admin");
+    let own = format!("http://127.0.0.1:{}", server.port);
+    let body = json!({"scope": "mailer", "ids": ["a"], "reason": "r"});
+    let redrive =
+        |more: &[(&str, &str)]| server.ask("POST", "/v1/dead/redrive", &[&[with], more].concat(), &body);
+    redrive(&[]).problem(403, "origin-forbidden");
+    redrive(&[("origin", "http://127.0.0.1:1")]).problem(403, "origin-forbidden");
+    redrive(&[("origin", &own)]).problem(404, "not-found"); // it was asked for, and there is none
+    server
+        .ask("POST", "/v1/login", &[("origin", "http://evil.example")], &json!({"token": admin}))
+        .problem(403, "origin-forbidden");
+    server.ask("POST", "/v1/login", &[], &json!({"token": "hpx_no"})).problem(401, "unauthenticated");
+    // A header counts before the cookie, and two cookies are none.
+    server
+        .ask("GET", "/v1/session", &[with, ("authorization", "Bearer hpx_no")], &Value::Null)
+        .problem(401, "unauthenticated");
+    server.ask("GET", "/v1/session", &[with, with], &Value::Null).problem(401, "unauthenticated");
+    let logout = server.ask("POST", "/v1/logout", &[with, ("origin", &own)], &Value::Null);
+    assert!(logout.status == 204 && logout.head.contains("Max-Age=0"), "{logout:?}");
+    // What ends the token ends the visit.
+    run(dir, &["token", "revoke", crate::serve_tenants::id(&admin)]).code(0);
+    until("the cookie is refused", || server.ask("GET", "/v1/session", &[with], &Value::Null).status == 401);
+}
+
+#[test]
+fn the_numbers_come_live_and_end_when_the_server_stops() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = Server::start_whole(dir.path(), &["--set", "serve.drain_ms=120000"]);
+    server.ask("POST", "/v1/claims", &[], &json!({"scope": "mailer", "id": "a"})).is(200);
+    let live = server.ask("GET", "/v1/overview/live?seconds=3", &[], &Value::Null);
+    assert!(live.head.to_ascii_lowercase().contains("content-type: text/event-stream"), "{live:?}");
+    assert!(live.body.matches("event: overview\n").count() >= 2, "{live:?}");
+    assert!(live.body.contains("\"states\":{\"leased\":1}"), "{live:?}");
+    server.ask("GET", "/v1/overview/live?seconds=61", &[], &Value::Null).problem(400, "invalid");
+    let mut listens = std::net::TcpStream::connect(("127.0.0.1", server.port)).unwrap();
+    let asks = format!("GET /v1/overview/live HTTP/1.1\r\nhost: 127.0.0.1:{}\r\n\r\n", server.port);
+    std::io::Write::write_all(&mut listens, asks.as_bytes()).unwrap();
+    let mut first = [0; 15];
+    std::io::Read::read_exact(&mut listens, &mut first).unwrap();
+    assert_eq!(&first, b"HTTP/1.1 200 OK");
+    let began = std::time::Instant::now();
+    let stop = std::process::Command::new("kill").arg(server.child.id().to_string()).status().unwrap();
+    assert!(stop.success() && server.child.wait().is_ok());
+    assert!(began.elapsed() < std::time::Duration::from_secs(100), "whoever listens does not hold up a stop");
+}

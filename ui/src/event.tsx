@@ -1,0 +1,150 @@
+// The life of an event, of a keyed write or of an aggregate as a timeline.
+import { useState } from "preact/hooks";
+import type { Life, Step } from "./api";
+import { useLoad } from "./live";
+import type { Shown } from "./main";
+import { AsOf, Command, Empty, Name, Notice, clock, day, pause, quoted, visible, zone } from "./text";
+
+const KINDS = ["id", "aggregate", "key"] as const;
+type Kind = (typeof KINDS)[number];
+const NAMES: Record<Kind, string> = { id: "Event id", aggregate: "Aggregate", key: "Key of a write" };
+
+/** A pause that is folded into one row. */
+const GAP_MS = 60_000;
+
+export function link(kind: Kind, name: string, tenant: string | null): string {
+  const query = new URLSearchParams({ [kind]: name });
+  if (tenant !== null) query.set("tenant", tenant);
+  return `/event?${query}`;
+}
+
+export function EventView({ session, query, go }: Shown) {
+  const asked = KINDS.find((kind) => query.get(kind)) ?? null;
+  const name = asked && query.get(asked);
+  const tenant = query.get("tenant");
+  const [kind, setKind] = useState<Kind>(asked ?? "id");
+  const [text, setText] = useState(name ?? "");
+  const [of, setOf] = useState(tenant ?? "");
+  const place = query.toString();
+  const [shownPlace, setShownPlace] = useState(place);
+  if (shownPlace !== place) {
+    // Another link was followed: the form shows what is asked now.
+    setShownPlace(place);
+    setKind(asked ?? "id");
+    setText(name ?? "");
+    setOf(tenant ?? "");
+  }
+  const { data, at, error, loading, again } = useLoad<Life>(asked ? `/v1/explain?${place}` : null);
+  const search = (event: Event) => {
+    event.preventDefault();
+    const to = link(kind, text, of === "" ? null : of);
+    if (to === `/event?${place}`) again();
+    else go(to);
+  };
+  const command = session.command ?? "hapax";
+  return (
+    <section>
+      <h1>Event</h1>
+      <form class="search" onSubmit={search} role="search">
+        <label>Search by
+          <select value={kind} onChange={(event) => setKind(event.currentTarget.value as Kind)}>
+            {KINDS.map((kind) => <option key={kind} value={kind}>{NAMES[kind]}</option>)}
+          </select>
+        </label>
+        <label class="grow">{NAMES[kind]}
+          <input type="search" required maxLength={255} value={text} spellcheck={false} autocomplete="off" onInput={(event) => setText(event.currentTarget.value)} />
+        </label>
+        {session.whole && (
+          <label>Tenant
+            <input value={of} maxLength={255} placeholder="none" spellcheck={false} autocomplete="off" onInput={(event) => setOf(event.currentTarget.value)} />
+          </label>
+        )}
+        <button type="submit">Search</button>
+      </form>
+      {asked && name && (
+        <Command label="On the command line"
+          line={`${command} explain ${asked === "id" ? "" : `--${asked} `}${quoted(name)}${tenant ? ` --tenant ${quoted(tenant)}` : ""}`} />
+      )}
+      {loading && !data && <p class="loading">Asking the stores…</p>}
+      {error && <Notice kind="bad">{error}</Notice>}
+      {!asked && (
+        <Empty title="What happened to an event?">
+          <p>Search for its id, for the aggregate it belongs to, or for the key of the write that made it. The dead letters and the aggregates link here, too.</p>
+          <Command label="Lists events" line={`${command} journal read --limit 10`} />
+        </Empty>
+      )}
+      {data && asked && <Timeline life={data} at={at} />}
+    </section>
+  );
+}
+
+function Timeline({ life, at }: { life: Life; at: Date | null }) {
+  const name = life.of.event ?? life.of.key ?? life.of.aggregate ?? "";
+  const kind = Object.keys(life.of)[0] ?? "event";
+  let before: number | null = null;
+  let shownDay = "";
+  const rows: preact.JSX.Element[] = [];
+  life.steps.forEach((step, index) => {
+    const time = step.at ? new Date(step.at) : null;
+    if (time && before !== null && time.getTime() - before >= GAP_MS) {
+      rows.push(<li key={`gap-${index}`} class="gap"><span>nothing for {pause(time.getTime() - before)}</span></li>);
+    }
+    if (time && day(time) !== shownDay) {
+      shownDay = day(time);
+      rows.push(<li key={`day-${index}`} class="day number">{shownDay}</li>);
+    }
+    if (time) before = time.getTime();
+    rows.push(<Row key={index} step={step} time={time} withEvent={life.of.event === undefined} subject={life.of.aggregate} tenant={life.tenant} />);
+  });
+  return (
+    <>
+      <div class="title-row">
+        <h2 class="subject">{kind} <Name of={name} />{life.tenant !== null && <> of tenant <Name of={life.tenant} /></>}</h2>
+        <AsOf at={at} />
+      </div>
+      {life.scopes.length > 0 && <ul class="plain">{life.scopes.map((queue) => <li key={queue.scope}><strong><Name of={queue.scope} /></strong>: {queue.what}</li>)}</ul>}
+      <ol class="timeline">{rows}</ol>
+      <p class="small">Times are in {zone(new Date())}. A step without a time says how it stands now.</p>
+      {life.stores.length > 0 && (
+        <><h2>What stores say</h2><ul class="plain">
+          {life.stores.map((told, index) => <li key={index} class={told.unreachable ? "alarm" : ""}>{told.store}: {visible(told.message)}</li>)}
+        </ul></>
+      )}
+      <p class="small">{life.not_recorded}</p>
+    </>
+  );
+}
+
+interface RowProps {
+  step: Step;
+  time: Date | null;
+  /** Whether the steps are of several events. */
+  withEvent: boolean;
+  /** The aggregate that all steps are of. */
+  subject: string | undefined;
+  tenant: string | null;
+}
+
+function Row({ step, time, withEvent, subject, tenant }: RowProps) {
+  const facts = Object.entries(step.facts).filter(([name, value]) => name !== "aggregate" || value !== subject);
+  return (
+    <li class={`step ${step.layer}`}>
+      <span class="at number">{time ? <time dateTime={step.at!}>{clock(time, true)}</time> : <span class="zero">now</span>}</span>
+      <span class="where">{step.layer.replace("_", " ")}{step.name !== null && step.name !== step.layer && <> <Name of={step.name} /></>}</span>
+      <div class="what">
+        <p>{visible(step.what)}</p>
+        {(facts.length > 0 || withEvent) && (
+          <dl class="facts">
+            {withEvent && step.event !== null && <div><dt>event</dt><dd><a href={link("id", step.event, tenant)}><Name of={step.event} /></a></dd></div>}
+            {facts.map(([name, value]) => (
+              <div key={name}>
+                <dt>{name.replaceAll("_", " ")}</dt>
+                <dd>{name === "aggregate" ? <a href={link("aggregate", String(value), tenant)}><Name of={String(value)} /></a> : <Name of={String(value)} />}</dd>
+              </div>
+            ))}
+          </dl>
+        )}
+      </div>
+    </li>
+  );
+}

@@ -1,0 +1,122 @@
+// What the page knows of the server: the numbers as they come, and whether it still answers.
+import { useCallback, useEffect, useRef, useState } from "preact/hooks";
+import { Away, Refused, events, get, type Overview } from "./api";
+
+export interface Sample {
+  at: number;
+  data: Overview;
+}
+
+export interface Live {
+  /** The latest samples, the oldest first. */
+  samples: Sample[];
+  /** Since when the server does not answer. */
+  lostSince: number | null;
+  /** Why it refuses. */
+  problem: string | null;
+}
+
+const KEPT = 11;
+/** Numbers come every two seconds; a server that is silent for so long is lost. */
+const SILENCE_MS = 10_000;
+const AGAIN_MS = 1_500;
+
+export function useLive(enabled: boolean, onUnauthenticated: () => void): Live {
+  const [live, setLive] = useState<Live>({ samples: [], lostSince: null, problem: null });
+  useEffect(() => {
+    if (!enabled) return;
+    const ended = new AbortController();
+    const lost = () => setLive((old) => ({ ...old, lostSince: old.lostSince ?? Date.now() }));
+    const listen = async () => {
+      while (!ended.signal.aborted) {
+        const turn = new AbortController();
+        const stop = () => turn.abort();
+        ended.signal.addEventListener("abort", stop);
+        let watch = setTimeout(stop, SILENCE_MS);
+        let pause = 0;
+        try {
+          for await (const event of events("/v1/overview/live", turn.signal)) {
+            clearTimeout(watch);
+            watch = setTimeout(stop, SILENCE_MS);
+            if (event.name === "overview") {
+              const sample = { at: Date.now(), data: JSON.parse(event.data) as Overview };
+              setLive((old) => ({ samples: [...old.samples, sample].slice(-KEPT), lostSince: null, problem: null }));
+            } else if (event.name === "problem") {
+              const problem = JSON.parse(event.data).detail as string;
+              setLive((old) => ({ ...old, lostSince: null, problem }));
+            }
+          }
+        } catch (error) {
+          if (ended.signal.aborted) return;
+          pause = AGAIN_MS;
+          if (error instanceof Refused && error.status === 401) return onUnauthenticated();
+          if (error instanceof Refused) {
+            const problem = error.message;
+            setLive((old) => ({ ...old, lostSince: null, problem }));
+          } else lost();
+        } finally {
+          clearTimeout(watch);
+          ended.signal.removeEventListener("abort", stop);
+        }
+        await new Promise((resolve) => setTimeout(resolve, pause));
+      }
+    };
+    void listen();
+    return () => ended.abort();
+  }, [enabled]);
+  return live;
+}
+
+/** How fast a number grows, per second, over the samples; none if it cannot be known. */
+export function growth(samples: Sample[], pick: (data: Overview) => number | undefined): number | null {
+  const last = samples.at(-1);
+  const lastValue = last && pick(last.data);
+  if (!last || lastValue === undefined) return null;
+  // A server that was started again counts from 0.
+  let first: { at: number; value: number } | null = null;
+  let before = Infinity;
+  for (const sample of [...samples].reverse()) {
+    const value = pick(sample.data);
+    if (value === undefined || value > before) break;
+    before = value;
+    first = { at: sample.at, value };
+  }
+  if (!first || last.at - first.at < 500) return null;
+  return ((lastValue - first.value) * 1000) / (last.at - first.at);
+}
+
+export interface Loaded<T> {
+  data: T | null;
+  at: Date | null;
+  error: string | null;
+  away: boolean;
+  loading: boolean;
+  again: () => void;
+}
+
+/** Asks once, and again when `trigger` changes or `again` is called. What is shown stays until there is an answer. */
+export function useLoad<T>(path: string | null, trigger?: unknown): Loaded<T> {
+  const [state, setState] = useState<Omit<Loaded<T>, "again">>({ data: null, at: null, error: null, away: false, loading: path !== null });
+  const [turn, setTurn] = useState(0);
+  const shown = useRef(path);
+  useEffect(() => {
+    if (path === null) {
+      setState({ data: null, at: null, error: null, away: false, loading: false });
+      return;
+    }
+    const abort = new AbortController();
+    const kept = shown.current === path;
+    shown.current = path;
+    setState((old) => ({ ...old, data: kept ? old.data : null, loading: true }));
+    get<T>(path, abort.signal).then(
+      (data) => setState({ data, at: new Date(), error: null, away: false, loading: false }),
+      (error) => {
+        if (abort.signal.aborted) return;
+        setState((old) => ({ ...old, error: error.message, away: error instanceof Away, loading: false }));
+      },
+    );
+    return () => abort.abort();
+  }, [path, trigger, turn]);
+  const again = useCallback(() => setTurn((value) => value + 1), []);
+  return { ...state, again };
+}
