@@ -379,7 +379,6 @@ impl Work<'_> {
             for applied in projection.apply(changes).await? {
                 match applied {
                     Applied::Newer => newer += 1,
-                    Applied::Stale => {}
                     Applied::Busy { reason } | Applied::Failed { reason } | Applied::Rejected { reason } => {
                         return Err(Failure::dependency(
                             "unavailable",
