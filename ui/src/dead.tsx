@@ -20,8 +20,11 @@ export function DeadView({ session, live }: Shown) {
   const dead = live.samples.at(-1)?.data.scopes.reduce((sum, scope) => sum + (scope.states.dead ?? 0), 0);
   const { data, at, error, loading, again } = useLoad<Groups>(`/v1/dead/groups?all_tenants=${session.whole}`, dead);
   // By name: the group itself is another one each time the list is read again.
-  const [open, setOpen] = useState<string | null>(null);
+  const [open, setOpen] = useState<{ group: Group; key: string } | null>(null);
   const command = session.command ?? "hapax";
+  const shown = (data?.groups ?? []).map((group) => ({ group, key: JSON.stringify([group.tenant, group.scope, group.pattern]) }));
+  // Once all of it was redriven the group is gone, but what became of it is still to be read.
+  if (open && !shown.some(({ key }) => key === open.key)) shown.unshift(open);
   return (
     <section>
       <div class="title-row"><h1>Dead letters</h1><AsOf at={at} /></div>
@@ -29,14 +32,14 @@ export function DeadView({ session, live }: Shown) {
       {error && <Notice kind="bad">{error}</Notice>}
       {loading && !data && <p class="loading">Looking…</p>}
       {data?.more && <Notice kind="warn">There are more than are shown: {number(data.looked)} were looked at.</Notice>}
-      {data && data.groups.length === 0 && (
+      {data && shown.length === 0 && (
         <Empty title="There is no dead letter.">
           <p>An event whose handler has failed as often as it may ends here, with its reason. This lists them, once there are some:</p>
           <Command line={`${command} dead ls`} />
         </Empty>
       )}
       <ul class="groups">
-        {data?.groups.map((group) => ({ group, key: JSON.stringify([group.tenant, group.scope, group.pattern]) })).map(({ group, key }) => (
+        {shown.map(({ group, key }) => (
           <li key={key} class="group">
             <p class="figure"><span class="number">{number(group.count)}</span></p>
             <div class="about">
@@ -51,8 +54,8 @@ export function DeadView({ session, live }: Shown) {
               <ul class="ids">{group.ids.map((id) => <li key={id}><a href={link("id", id, group.tenant)}><Name of={id} /></a></li>)}
                 {group.count > group.ids.length && <li class="small">and {number(group.count - group.ids.length)} more</li>}</ul>
             </div>
-            <button type="button" class="second" onClick={() => setOpen(key)} aria-expanded={open === key} disabled={open === key}>Preview a redrive</button>
-            {open === key && <Redrive group={group} command={command} close={() => { setOpen(null); again(); }} />}
+            <button type="button" class="second" onClick={() => setOpen({ group, key })} aria-expanded={open?.key === key} disabled={open?.key === key}>Preview a redrive</button>
+            {open?.key === key && <Redrive group={group} command={command} close={() => { setOpen(null); again(); }} />}
           </li>
         ))}
       </ul>

@@ -208,6 +208,21 @@ test("a redrive is previewed, does what it showed, and leaves audit rows", async
   await close(page);
 });
 
+test("what became of a redrive stays, also when nothing of the group is left", async () => {
+  const page = await open("/dead");
+  const group = page.locator(".group", { hasText: "acme" });
+  await group.getByRole("button", { name: "Preview a redrive" }).click();
+  await group.getByLabel("Reason, for the audit").fill("mended");
+  await group.getByRole("button", { name: "Redrive 1" }).click();
+  await group.getByText("Redriven: 1 of 1").waitFor();
+  // The list was read again, by itself.
+  await page.waitForResponse((answer) => answer.url().includes("/v1/dead/groups"));
+  await group.getByText("The audit has a row for each").waitFor();
+  await group.getByRole("button", { name: "Close" }).click();
+  await group.waitFor({ state: "detached" });
+  await close(page);
+});
+
 test("an empty server teaches what would fill it", async () => {
   const fresh = new Server();
   await fresh.start();
