@@ -88,6 +88,11 @@ impl Failure {
         self.exit == DEPENDENCY
     }
 
+    /// Whether something is not there.
+    pub fn is_missing(&self) -> bool {
+        self.code == "not-found"
+    }
+
     /// The message.
     pub fn message(&self) -> &str {
         &self.message

@@ -24,11 +24,13 @@ pub struct Stores<'c> {
     pub told: Vec<Told>,
     /// How many stores could be asked.
     pub there: usize,
+    /// Whether other tenants may be named.
+    pub names_others: bool,
 }
 
 impl<'c> Stores<'c> {
     pub fn new(global: &'c Global, config: &'c Config) -> Self {
-        Stores { global, config, told: Vec::new(), there: 0 }
+        Stores { global, config, told: Vec::new(), there: 0, names_others: false }
     }
 
     /// Notes what a store said.
