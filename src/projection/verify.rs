@@ -114,7 +114,7 @@ pub async fn verify(projection: &dyn Projection, history: &History<'_>, wait: Du
         let names: Vec<Name> = page.iter().map(OfTenant::name).collect();
         for (of, found) in page.iter().zip(projection.documents(&names).await?) {
             let expected = judge.expected(of)?;
-            if judge.difference(&of.name(), &expected, found)?.is_some() {
+            if judge.difference(&of.name(), &expected, found).is_some() {
                 open.insert(of.name(), None);
             }
         }
@@ -186,7 +186,7 @@ impl Judge<'_> {
         for ((name, note), found) in open.into_iter().zip(found) {
             let has = found.as_ref().map(|document| document.version);
             let (wanted, difference) = match (expected.get(&name), found) {
-                (Some(expected), found) => (Some(expected.version), self.difference(&name, expected, found)?),
+                (Some(expected), found) => (Some(expected.version), self.difference(&name, expected, found)),
                 (None, Some(found)) => self.deleted(&name, found).await?,
                 (None, None) => (None, None),
             };
@@ -230,12 +230,7 @@ impl Judge<'_> {
     }
 
     /// What is wrong with a record that is there.
-    fn difference(
-        &self,
-        name: &Name,
-        expected: &Document,
-        found: Option<Document>,
-    ) -> Result<Option<Difference>> {
+    fn difference(&self, name: &Name, expected: &Document, found: Option<Document>) -> Option<Difference> {
         let Some(document) = found else {
             let updated_at = match expected.content {
                 Content::Present { updated_at, .. } => updated_at,
@@ -244,10 +239,10 @@ impl Judge<'_> {
             let forgets = self.projection.forgets_after();
             let is_forgotten = forgets.is_some_and(|after| updated_at < self.now.minus(after));
             let missing = Difference::Missing { expected: expected.version };
-            return Ok(Some(missing).filter(|_| !is_forgotten));
+            return Some(missing).filter(|_| !is_forgotten);
         };
         let (expected_version, found) = (expected.version, document.version);
-        Ok(match (document.content, found.cmp(&expected_version)) {
+        match (document.content, found.cmp(&expected_version)) {
             (Content::Unreadable { reason }, _) => Some(Difference::Unreadable { reason }),
             (_, Ordering::Less) => Some(Difference::Behind { expected: expected_version, found }),
             (_, Ordering::Greater) => Some(Difference::Ghost { found }),
@@ -255,7 +250,7 @@ impl Judge<'_> {
                 let other = Difference::Other { version: found };
                 Some(other).filter(|_| !is_same(name, found, &expected.content, &content))
             }
-        })
+        }
     }
 
     /// What is wrong with a record that is not there, and what the projection should have. Of a record that
@@ -265,9 +260,10 @@ impl Judge<'_> {
         name: &Name,
         document: Document,
     ) -> Result<(Option<Version>, Option<Difference>)> {
-        let tenant = match name.tenant.is_nil() {
-            true => None,
-            false => Some(Tenant::new(name.tenant.hyphenated().to_string())?),
+        let tenant = if name.tenant.is_nil() {
+            None
+        } else {
+            Some(Tenant::new(name.tenant.hyphenated().to_string())?)
         };
         let aggregate = aggregate_of(&name.module, name.id)?;
         let head = self.history.journal.head(tenant.as_ref(), &aggregate).await?;

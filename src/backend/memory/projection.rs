@@ -57,7 +57,9 @@ impl Projection for MemoryProjection {
         let mut inner = self.inner();
         if let Some(fresh) = &inner.fresh {
             let mut fresh = locked(fresh);
-            changes.iter().for_each(|change| _ = apply(&mut fresh, change));
+            for change in changes {
+                apply(&mut fresh, change);
+            }
         }
         Ok(changes.iter().map(|change| apply(&mut inner.documents, change)).collect())
     }

@@ -263,7 +263,7 @@ fn marked(marker: &[u8]) -> std::result::Result<(Version, bool), String> {
 fn document(marker: Option<&[u8]>, value: Option<&[u8]>) -> Option<Document> {
     let Some(marker) = marker else { return value.map(|_| Document::unreadable(None, NO_VERSION)) };
     let (version, present) = match marked(marker) {
-        Ok(marked) => marked,
+        Ok(read) => read,
         Err(reason) => return Some(Document::unreadable(None, reason)),
     };
     Some(match (value, present) {
@@ -339,8 +339,8 @@ impl Projection for CacheProjection {
         let keys: Vec<String> = names.iter().map(|name| self.marker(name)).collect();
         let mut found = Vec::with_capacity(names.len());
         for (name, marker) in names.into_iter().zip(self.get_many(&keys).await?) {
-            let marked = marker.and_then(|marker| marked(&marker).ok());
-            found.push((name, marked.map_or(Version::LOWEST, |(version, _)| version)));
+            let read = marker.and_then(|bytes| marked(&bytes).ok());
+            found.push((name, read.map_or(Version::LOWEST, |(version, _)| version)));
         }
         Ok(Scanned::new(found, Some(next).filter(|next| next != "0")).foreign(foreign))
     }
