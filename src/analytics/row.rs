@@ -1,6 +1,7 @@
 //! A row of a read model as it is compared with its record: by a hash of what is stored.
 
 use super::Version;
+use crate::clock::Time;
 use crate::error::Result;
 use crate::event::Fingerprint;
 use crate::id::Aggregate;
@@ -14,20 +15,34 @@ pub struct Row {
     pub name: Name,
     /// The version that counts.
     pub version: Version,
-    /// A hash over the name, the version and the payload. Payloads that are the same JSON value have the
+    /// A hash over the name, the version, the times and the payload. Payloads that are the same JSON value have the
     /// same hash, in whatever order a database keeps the keys and however it writes the numbers. What is no
     /// JSON any more counts byte by byte.
     pub hash: Fingerprint,
 }
 
 impl Row {
-    /// A row whose payload is stored in these bytes.
-    pub fn new(name: Name, version: Version, payload: &[u8]) -> Result<Self> {
-        let aggregate = Aggregate::new(name.to_string())?;
+    /// A row that was created and written at these times, and whose payload is stored in these bytes.
+    pub fn new(
+        name: Name,
+        version: Version,
+        (created_at, updated_at): (Time, Time),
+        payload: &[u8],
+    ) -> Result<Self> {
+        let aggregate = format!("{name}:{}:{}", created_at.as_micros(), updated_at.as_micros());
+        let aggregate = Aggregate::new(aggregate)?;
         let plain = std::str::from_utf8(payload).ok().map(plain_numbers);
         let payload = plain.as_ref().map_or(payload, |plain| plain.as_bytes());
         let hash = Fingerprint::of(None, Some(&aggregate), Some(version.as_u64()), payload);
         Ok(Row { name, version, hash })
+    }
+
+    /// The row with a hash that no whole row has: something that is stored beside the payload, and answers
+    /// are computed from, is not what the payload says.
+    #[cfg(feature = "clickhouse")]
+    pub(crate) fn damaged(mut self) -> Self {
+        self.hash.0 = self.hash.0.map(|byte| !byte);
+        self
     }
 }
 
@@ -40,8 +55,9 @@ mod tests {
         let name: Name = "00000000-0000-0000-0000-000000000000:orders:0190d3a0-5b7e-7c3a-9f51-2f6f1f3b7c10"
             .parse()
             .unwrap();
+        let times = (Time::from_millis(1), Time::from_millis(2));
         let of = |seq, payload: &[u8]| {
-            Row::new(name.clone(), Version::new(1, seq).unwrap(), payload).unwrap().hash
+            Row::new(name.clone(), Version::new(1, seq).unwrap(), times, payload).unwrap().hash
         };
         let hash = of(1, br#"{"a":1.5,"b":[100,"x"]}"#);
         assert_eq!(of(1, br#"{ "b": [1e2, "\u0078"], "a": 1.50 }"#), hash, "as jsonb and as it was written");
@@ -57,9 +73,10 @@ mod tests {
             assert_ne!(of(seq, other), hash, "{}", String::from_utf8_lossy(other));
         }
         let other = Name { id: uuid::Uuid::nil(), ..name.clone() };
-        assert_ne!(
-            Row::new(other, Version::new(1, 1).unwrap(), br#"{"a":1.5,"b":[100,"x"]}"#).unwrap().hash,
-            hash
-        );
+        let (version, payload) = (Version::new(1, 1).unwrap(), br#"{"a":1.5,"b":[100,"x"]}"#);
+        assert_ne!(Row::new(other, version, times, payload).unwrap().hash, hash);
+        for other in [(times.0, times.0), (times.1, times.1), (times.1, times.0)] {
+            assert_ne!(Row::new(name.clone(), version, other, payload).unwrap().hash, hash);
+        }
     }
 }

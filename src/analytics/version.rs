@@ -28,6 +28,9 @@ pub const SEQ_MAX: u64 = (1 << SEQ_BITS) - 1;
 pub struct Version(u64);
 
 impl Version {
+    /// Lower than every version of a source, whose generations begin with 1.
+    pub(crate) const LOWEST: Version = Version(1);
+
     /// A version. A seq is 1 to [`SEQ_MAX`].
     pub fn new(generation: u16, seq: u64) -> Result<Self> {
         if !(1..=SEQ_MAX).contains(&seq) {

@@ -10,7 +10,8 @@
 //! included: whatever the deliveries, it ends as if each event had come once and in order.
 //!
 //! A [`Projector`] is the handler that applies a batch and tells the outcome of each event.
-//! [`rebuild()`] makes a projection anew from the journal and its archive; [`verify()`] compares them.
+//! [`rebuild()`] makes a projection anew from the journal and its archive; [`verify()`] compares it with the
+//! records.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -40,6 +41,7 @@ mod rebuild;
 mod verify;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 
@@ -73,6 +75,12 @@ impl Document {
     pub fn new(version: Version, content: Content) -> Self {
         Document { version, content }
     }
+
+    /// A document that cannot be read, with its version if that can.
+    pub fn unreadable(version: Option<Version>, reason: impl Into<String>) -> Self {
+        let version = version.unwrap_or(Version::LOWEST);
+        Document { version, content: Content::Unreadable { reason: reason.into() } }
+    }
 }
 
 /// The content of a document.
@@ -92,6 +100,11 @@ pub enum Content {
     Deleted,
     /// Only the version is left: a cache has let the content go.
     Expired,
+    /// What is stored was not written so: it cannot be read, or its parts contradict each other.
+    Unreadable {
+        /// Why.
+        reason: String,
+    },
 }
 
 impl Content {
@@ -139,6 +152,8 @@ pub enum Applied {
 pub struct Scanned {
     /// The records. One may be on two pages.
     pub found: Vec<(Name, Version)>,
+    /// What is there and belongs to no record, with the reason.
+    pub foreign: Vec<(String, String)>,
     /// Where the next page begins; `None`: this is the last.
     pub next: Option<String>,
 }
@@ -146,7 +161,14 @@ pub struct Scanned {
 impl Scanned {
     /// A page.
     pub fn new(found: Vec<(Name, Version)>, next: Option<String>) -> Self {
-        Scanned { found, next }
+        Scanned { found, next, foreign: Vec::new() }
+    }
+
+    /// With what belongs to no record.
+    #[must_use]
+    pub fn foreign(mut self, foreign: Vec<(String, String)>) -> Self {
+        self.foreign = foreign;
+        self
     }
 }
 
@@ -171,13 +193,15 @@ impl Scanned {
 ///    server where it is [durable](Projection::durable).
 /// 7. A [scan](Projection::scan) shows every record that was there all the time, deleted ones too.
 /// 8. A [rebuild](Projection::begin_rebuild) shows nothing before its [switch](Rebuilding::switch), if
-///    it has a place of its own; afterwards the projection is what was applied to the rebuild.
+///    it has a place of its own; afterwards the projection is what was applied to the rebuild, and what
+///    was applied to the projection since the rebuild [took the writes](Rebuilding::take_writes).
 #[async_trait]
 pub trait Projection: Send + Sync + 'static {
     /// Applies changes, and tells the outcome of each, in order.
     async fn apply(&self, changes: &[Change]) -> Result<Vec<Applied>>;
 
-    /// What it has of records, in order; `None`: nothing.
+    /// What it has of records, in order; `None`: nothing. One that is damaged is
+    /// [unreadable](Content::Unreadable) by itself; it does not keep others from being read.
     async fn documents(&self, names: &[Name]) -> Result<Vec<Option<Document>>>;
 
     /// A page of all it has; `after` is `next` of the page before.
@@ -188,6 +212,16 @@ pub trait Projection: Send + Sync + 'static {
 
     /// Checks what the contract depends on, as far as the server tells.
     async fn check(&self) -> Result<Vec<Finding>>;
+
+    /// Refuses a generation whose versions it cannot hold.
+    fn accepts(&self, _generation: u16) -> Result<()> {
+        Ok(())
+    }
+
+    /// For how long after its last write it keeps a record that lives on; `None`: for ever.
+    fn forgets_after(&self) -> Option<Duration> {
+        None
+    }
 
     /// Whether what was applied survives a restart of its server.
     fn durable(&self) -> bool;
@@ -201,6 +235,13 @@ pub trait Projection: Send + Sync + 'static {
 pub trait Rebuilding: Send + Sync {
     /// Applies changes, as [`Projection::apply`] does.
     async fn apply(&self, changes: &[Change]) -> Result<Vec<Applied>>;
+
+    /// Makes it the place that writes to the projection go to, in one step, while readers keep what they have:
+    /// whatever is applied to the projection from now on is there after the switch. Not needed for a rebuild
+    /// that changes are applied to where they belong.
+    async fn take_writes(&self) -> Result<()> {
+        Ok(())
+    }
 
     /// Makes it the projection that is read and written, in one step.
     async fn switch(&self) -> Result<()>;
@@ -236,6 +277,12 @@ impl<P: Projection + ?Sized> Projection for Arc<P> {
     }
     async fn check(&self) -> Result<Vec<Finding>> {
         (**self).check().await
+    }
+    fn accepts(&self, generation: u16) -> Result<()> {
+        (**self).accepts(generation)
+    }
+    fn forgets_after(&self) -> Option<Duration> {
+        (**self).forgets_after()
     }
     fn durable(&self) -> bool {
         (**self).durable()

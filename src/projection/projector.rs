@@ -1,5 +1,6 @@
 //! The handler that applies the events of records to a projection.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::{Applied, Projection, change_of};
@@ -43,6 +44,23 @@ pub(crate) fn project(settings: &mut ConsumerSettings) {
 pub struct Projector<P> {
     projection: P,
     generation: u16,
+    outage: Outage,
+}
+
+/// Whether the projection takes changes: told when that ends, and when it is so again, not in between.
+#[derive(Debug, Default)]
+struct Outage(AtomicBool);
+
+impl Outage {
+    /// Whether it begins.
+    fn begins(&self) -> bool {
+        !self.0.swap(true, Ordering::Relaxed)
+    }
+
+    /// Whether it ends.
+    fn ends(&self) -> bool {
+        self.0.swap(false, Ordering::Relaxed)
+    }
 }
 
 impl<P: Projection> Projector<P> {
@@ -52,7 +70,22 @@ impl<P: Projection> Projector<P> {
         if generation == 0 {
             return Err(Error::Config("the generation of a projection must be at least 1".into()));
         }
-        Ok(Projector { projection, generation })
+        projection.accepts(generation)?;
+        Ok(Projector { projection, generation, outage: Outage::default() })
+    }
+
+    fn tell_away(&self, reason: &str) {
+        if self.outage.begins() {
+            let about = self.projection.about();
+            tracing::warn!(target: "hapax", projection = %about, reason, "the projection does not take changes; they are offered again every second");
+        }
+    }
+
+    fn tell_back(&self) {
+        if self.outage.ends() {
+            let about = self.projection.about();
+            tracing::warn!(target: "hapax", projection = %about, "the projection takes changes again");
+        }
     }
 }
 
@@ -77,11 +110,23 @@ impl<P: Projection> LeasedBatchHandler for Projector<P> {
         crate::crash_point!("projection.before-write");
         // An error is about the projection, not about these events.
         let applied = self.projection.apply(&changes).await;
-        let applied = applied.map_err(|error| Failed::uncounted(error.chain(), BUSY_PAUSE))?;
+        let applied = applied.map_err(|error| {
+            let reason = error.chain();
+            self.tell_away(&reason);
+            Failed::uncounted(reason, BUSY_PAUSE)
+        })?;
         crate::crash_point!("projection.after-write");
         if applied.len() != changes.len() {
             let told = format!("{} changes had {} outcomes", changes.len(), applied.len());
             return Err(Failed::retryable(told));
+        }
+        let busy = applied.iter().find_map(|one| match one {
+            Applied::Busy { reason } => Some(reason),
+            _ => None,
+        });
+        match busy {
+            Some(reason) => self.tell_away(reason),
+            None => self.tell_back(),
         }
         for (place, applied) in places.into_iter().zip(applied) {
             handled[place] = outcome(applied);
@@ -96,5 +141,20 @@ fn outcome(applied: Applied) -> Handled {
         Applied::Busy { reason } => Err(Failed::uncounted(reason, BUSY_PAUSE)),
         Applied::Failed { reason } => Err(Failed::retryable(reason)),
         Applied::Rejected { reason } => Err(Failed::fatal(reason)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Outage;
+
+    #[test]
+    fn t358_an_outage_is_told_once_when_it_begins_and_once_when_it_ends() {
+        let outage = Outage::default();
+        assert_eq!(
+            [outage.ends(), outage.begins(), outage.begins(), outage.ends(), outage.ends()],
+            [false, true, false, true, false]
+        );
+        assert!(outage.begins(), "the next one is told again");
     }
 }

@@ -28,52 +28,48 @@ pub struct Rebuilt {
     pub examples: Vec<(Name, String)>,
 }
 
-/// Makes a projection anew from a history that begins at its beginning, while it serves: fills a place
-/// of its own, switches to it in one step, and reads on until everything that was appended before the
-/// switch is there too.
+/// Makes a projection anew from a history, while it serves. Nothing is begun unless the history has every
+/// event of every record.
 ///
-/// Consumers may go on meanwhile, under their own scope: versions decide, so it does not matter who
-/// writes first. They need not be told. If the history has a gap nothing is switched.
+/// 1. A place of its own is filled with the last version of each record.
+/// 2. Consumers write there from now on.
+/// 3. What they wrote to the old place meanwhile is read from the history.
+/// 4. Readers are switched to the new place, and the old one is removed.
+///
+/// Killed at any point it loses nothing: readers keep the old place until the new one has everything, and
+/// the next rebuild begins again or goes on. Consumers need not be told, and run under their own scope:
+/// versions decide, so it does not matter who writes first.
 pub async fn rebuild(projection: &dyn Projection, history: &mut History<'_>) -> Result<Rebuilt> {
     let mut rebuilt = Rebuilt::default();
+    projection.accepts(history.generation)?;
+    history.survey().await?;
     let fresh = projection.begin_rebuild().await?;
     while let Some(changes) = history.next().await? {
-        fill(&Place::Fresh(&*fresh), &changes, &mut rebuilt).await?;
+        fill(&*fresh, &changes, &mut rebuilt).await?;
+    }
+    history.check()?;
+    crate::crash_point!("projection.before-take");
+    fresh.take_writes().await?;
+    crate::crash_point!("projection.after-take");
+    // A consumer has written what it read meanwhile to the old place.
+    while let Some(changes) = history.next().await? {
+        fill(&*fresh, &changes, &mut rebuilt).await?;
     }
     crate::crash_point!("projection.before-switch");
     fresh.switch().await?;
     crate::crash_point!("projection.after-switch");
-    // A consumer has written what it read meanwhile to the old place.
-    while let Some(changes) = history.next().await? {
-        fill(&Place::Switched(projection), &changes, &mut rebuilt).await?;
-    }
     rebuilt.records = history.records() as u64;
     Ok(rebuilt)
 }
 
-/// Where changes go.
-enum Place<'p> {
-    Fresh(&'p dyn Rebuilding),
-    Switched(&'p dyn Projection),
-}
-
-impl Place<'_> {
-    async fn apply(&self, changes: &[Change]) -> Result<Vec<Applied>> {
-        match self {
-            Place::Fresh(fresh) => fresh.apply(changes).await,
-            Place::Switched(projection) => projection.apply(changes).await,
-        }
-    }
-}
-
-async fn fill(place: &Place<'_>, changes: &[Change], rebuilt: &mut Rebuilt) -> Result<()> {
+async fn fill(fresh: &dyn Rebuilding, changes: &[Change], rebuilt: &mut Rebuilt) -> Result<()> {
     for batch in changes.chunks(BATCH) {
         let mut left = batch.to_vec();
         let mut offers = 0;
         while !left.is_empty() {
             offers += 1;
             let (mut again, mut told) = (Vec::new(), None);
-            match place.apply(&left).await {
+            match fresh.apply(&left).await {
                 Ok(applied) => {
                     for (change, applied) in left.into_iter().zip(applied) {
                         match applied {

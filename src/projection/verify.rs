@@ -1,18 +1,24 @@
-//! Compares a projection with the history of its records.
+//! Compares a projection with its records.
 
-use std::collections::BTreeMap;
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Change, Content, Document, History, Name, Projection, Version};
+use super::history::{RECORDS, each_record};
+use super::{Content, Document, History, Name, Projection, Version};
+use crate::analytics::Row;
+use crate::clock::Time;
 use crate::error::Result;
+use crate::id::Tenant;
+use crate::records::{OfTenant, Scan, aggregate_of};
 
-/// How many records to look up at once.
-const BATCH: usize = 200;
 /// The pause before looking again at records that differ.
 const PAUSE: Duration = Duration::from_millis(200);
+/// Up to so many records are looked up one by one; for more, all are read again.
+const SINGLE_MAX: usize = 50;
 
 /// What a projection has wrong about a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,6 +46,11 @@ pub enum Difference {
         /// The version it has.
         found: Version,
     },
+    /// What it has cannot be read, or its parts contradict each other.
+    Unreadable {
+        /// Why.
+        reason: String,
+    },
 }
 
 impl fmt::Display for Difference {
@@ -51,6 +62,7 @@ impl fmt::Display for Difference {
             }
             Difference::Other { version } => write!(f, "has another content under seq {}", version.seq()),
             Difference::Ghost { found } => write!(f, "has seq {}, which was never written", found.seq()),
+            Difference::Unreadable { reason } => write!(f, "cannot be read: {reason}"),
         }
     }
 }
@@ -59,86 +71,227 @@ impl fmt::Display for Difference {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Verified {
-    /// How many records were compared, deleted ones included.
+    /// How many records were compared.
     pub records: u64,
     /// What differs, by record.
     pub differences: BTreeMap<Name, Difference>,
+    /// What the projection has that belongs to no record, with the reason.
+    pub foreign: BTreeMap<String, String>,
+    /// How many records changed so often that they were never seen equal. The projection has followed them.
+    pub moving: u64,
 }
 
-/// Compares a projection with the history of its records, without stopping anything: what differs is
-/// looked at again, with what was written since, until it is equal or `wait` is over. Keeps the last
-/// version of every record in memory.
-pub async fn verify(
-    projection: &dyn Projection,
-    history: &mut History<'_>,
-    wait: Duration,
-) -> Result<Verified> {
-    let mut expected = BTreeMap::new();
-    read(history, &mut expected).await?;
+impl Verified {
+    /// Whether nothing is wrong.
+    pub fn is_equal(&self) -> bool {
+        self.differences.is_empty() && self.foreign.is_empty()
+    }
+}
+
+/// What was seen of a record that differs.
+struct Note {
+    /// What the projection should have got to.
+    expected: Option<Version>,
+    /// Whether it got to what was expected before: it follows.
+    moves: bool,
+    difference: Difference,
+}
+
+/// Compares a projection with the records of a history, without stopping anything. What differs is looked
+/// at again until it is equal or `wait` is over. The records are the source, so events may have been
+/// swept; of a deleted record, the journal knows the last seq. Keeps the name of every record in memory.
+pub async fn verify(projection: &dyn Projection, history: &History<'_>, wait: Duration) -> Result<Verified> {
     let end = Instant::now() + wait;
-    let mut differing: Vec<Name> = expected.keys().cloned().collect();
-    let mut ghosts = Vec::new();
+    let judge = Judge { projection, history, now: history.records.now().await? };
+    let mut verified = Verified::default();
+    let mut open: BTreeMap<Name, Option<Note>> = BTreeMap::new();
+    let mut live = HashSet::new();
+    let mut scan = Scan::new(RECORDS);
+    loop {
+        let page = history.records.snapshot(&scan).await?;
+        let Some(last) = page.last() else { break };
+        scan.after = Some(last.name());
+        let names: Vec<Name> = page.iter().map(OfTenant::name).collect();
+        for (of, found) in page.iter().zip(projection.documents(&names).await?) {
+            let expected = judge.expected(of)?;
+            if judge.difference(&of.name(), &expected, found).is_some() {
+                open.insert(of.name(), None);
+            }
+        }
+        live.extend(names);
+    }
+    verified.records = live.len() as u64;
     let mut after = None;
     loop {
         let page = projection.scan(after.as_deref()).await?;
-        ghosts.extend(page.found.into_iter().filter(|(name, _)| !expected.contains_key(name)));
+        verified.foreign.extend(page.foreign);
+        let unknown = page.found.into_iter().map(|(name, _)| name).filter(|name| !live.contains(name));
+        open.extend(unknown.map(|name| (name, None)));
         after = page.next;
         if after.is_none() {
             break;
         }
     }
     loop {
-        let mut differences = compare(projection, &expected, &differing).await?;
-        // Written while this read: by now the history has it.
-        let unknown = ghosts.iter().filter(|(name, _)| !expected.contains_key(name));
-        differences.extend(unknown.map(|(name, found)| (name.clone(), Difference::Ghost { found: *found })));
-        if differences.is_empty() || Instant::now() >= end {
-            return Ok(Verified { records: expected.len() as u64, differences });
+        let is_last = Instant::now() >= end;
+        open = judge.look(open).await?;
+        if open.is_empty() || is_last {
+            break;
         }
-        differing = differences.into_keys().collect();
         tokio::time::sleep(PAUSE).await;
-        read(history, &mut expected).await?;
     }
-}
-
-/// Reads on to the end, and keeps the last change of each record.
-async fn read(history: &mut History<'_>, expected: &mut BTreeMap<Name, Change>) -> Result<()> {
-    while let Some(changes) = history.next().await? {
-        expected.extend(changes.into_iter().map(|change| (Name::of(&change), change)));
-    }
-    Ok(())
-}
-
-async fn compare(
-    projection: &dyn Projection,
-    expected: &BTreeMap<Name, Change>,
-    names: &[Name],
-) -> Result<BTreeMap<Name, Difference>> {
-    let mut differences = BTreeMap::new();
-    let known: Vec<Name> = names.iter().filter(|name| expected.contains_key(name)).cloned().collect();
-    for names in known.chunks(BATCH) {
-        for (name, found) in names.iter().zip(projection.documents(names).await?) {
-            let Some(change) = expected.get(name) else { continue };
-            differences.extend(difference(change, found).map(|difference| (name.clone(), difference)));
+    for (name, note) in open {
+        match note {
+            Some(Note {
+                moves: true,
+                difference: Difference::Missing { .. } | Difference::Behind { .. },
+                ..
+            }) => {
+                verified.moving += 1;
+            }
+            Some(Note { difference, .. }) => _ = verified.differences.insert(name, difference),
+            None => {}
         }
     }
-    Ok(differences)
+    Ok(verified)
 }
 
-fn difference(change: &Change, found: Option<Document>) -> Option<Difference> {
-    let expected = change.version;
-    let Some(document) = found else { return Some(Difference::Missing { expected }) };
-    let found = document.version;
-    match found.cmp(&expected) {
-        std::cmp::Ordering::Less => Some(Difference::Behind { expected, found }),
-        // Newer than what was read: the history is read again.
-        std::cmp::Ordering::Greater => Some(Difference::Ghost { found }),
-        std::cmp::Ordering::Equal if is_same(change, &document.content) => None,
-        std::cmp::Ordering::Equal => Some(Difference::Other { version: found }),
+struct Judge<'j> {
+    projection: &'j dyn Projection,
+    history: &'j History<'j>,
+    now: Time,
+}
+
+impl Judge<'_> {
+    /// What the projection should have of a record that is there.
+    fn expected(&self, of: &OfTenant) -> Result<Document> {
+        let content = Content::Present {
+            payload: of.record.payload.clone(),
+            created_at: of.record.created_at,
+            updated_at: of.record.updated_at,
+        };
+        Ok(Document::new(Version::new(self.history.generation, of.record.seq)?, content))
+    }
+
+    /// Looks at records once more. Returns those that still differ. The projection is read first: whatever it
+    /// has was in the source by then, so a version that the source does not have was never written.
+    async fn look(&self, open: BTreeMap<Name, Option<Note>>) -> Result<BTreeMap<Name, Option<Note>>> {
+        let names: Vec<Name> = open.keys().cloned().collect();
+        let mut found = Vec::with_capacity(names.len());
+        for names in names.chunks(RECORDS) {
+            found.extend(self.projection.documents(names).await?);
+        }
+        let expected = self.records(&names).await?;
+        let mut still = BTreeMap::new();
+        for ((name, note), found) in open.into_iter().zip(found) {
+            let has = found.as_ref().map(|document| document.version);
+            let (wanted, difference) = match (expected.get(&name), found) {
+                (Some(expected), found) => (Some(expected.version), self.difference(&name, expected, found)),
+                (None, Some(found)) => self.deleted(&name, found).await?,
+                (None, None) => (None, None),
+            };
+            let Some(difference) = difference else { continue };
+            let got_there = note.as_ref().is_some_and(|note| note.expected.is_some() && has >= note.expected);
+            let expected = match &note {
+                Some(note) if !got_there => note.expected,
+                _ => wanted,
+            };
+            let moves = got_there || note.is_some_and(|note| note.moves);
+            still.insert(name, Some(Note { expected, moves, difference }));
+        }
+        Ok(still)
+    }
+
+    /// Those of the records that are there.
+    async fn records(&self, names: &[Name]) -> Result<BTreeMap<Name, Document>> {
+        let records = self.history.records;
+        let mut found = BTreeMap::new();
+        if names.len() <= SINGLE_MAX {
+            for name in names {
+                let page = records.snapshot(&Scan::one(name)).await?;
+                if let Some(of) = page.first().filter(|of| of.name() == *name) {
+                    found.insert(name.clone(), self.expected(of)?);
+                }
+            }
+            return Ok(found);
+        }
+        let wanted: HashSet<&Name> = names.iter().collect();
+        let mut all = Ok(());
+        each_record(records, |of| {
+            if wanted.contains(&of.name()) {
+                match self.expected(&of) {
+                    Ok(document) => _ = found.insert(of.name(), document),
+                    Err(error) => all = Err(error),
+                }
+            }
+        })
+        .await?;
+        all.map(|()| found)
+    }
+
+    /// What is wrong with a record that is there.
+    fn difference(&self, name: &Name, expected: &Document, found: Option<Document>) -> Option<Difference> {
+        let Some(document) = found else {
+            let updated_at = match expected.content {
+                Content::Present { updated_at, .. } => updated_at,
+                _ => self.now,
+            };
+            let forgets = self.projection.forgets_after();
+            let is_forgotten = forgets.is_some_and(|after| updated_at < self.now.minus(after));
+            let missing = Difference::Missing { expected: expected.version };
+            return Some(missing).filter(|_| !is_forgotten);
+        };
+        let (expected_version, found) = (expected.version, document.version);
+        match (document.content, found.cmp(&expected_version)) {
+            (Content::Unreadable { reason }, _) => Some(Difference::Unreadable { reason }),
+            (_, Ordering::Less) => Some(Difference::Behind { expected: expected_version, found }),
+            (_, Ordering::Greater) => Some(Difference::Ghost { found }),
+            (content, Ordering::Equal) => {
+                let other = Difference::Other { version: found };
+                Some(other).filter(|_| !is_same(name, found, &expected.content, &content))
+            }
+        }
+    }
+
+    /// What is wrong with a record that is not there, and what the projection should have. Of a record that
+    /// never was, the journal has no seq.
+    async fn deleted(
+        &self,
+        name: &Name,
+        document: Document,
+    ) -> Result<(Option<Version>, Option<Difference>)> {
+        let tenant = if name.tenant.is_nil() {
+            None
+        } else {
+            Some(Tenant::new(name.tenant.hyphenated().to_string())?)
+        };
+        let aggregate = aggregate_of(&name.module, name.id)?;
+        let head = self.history.journal.head(tenant.as_ref(), &aggregate).await?;
+        let expected = if head == 0 { None } else { Some(Version::new(self.history.generation, head)?) };
+        let found = document.version;
+        let difference = match document.content {
+            Content::Unreadable { reason } => Some(Difference::Unreadable { reason }),
+            content => match expected {
+                Some(expected) if found < expected => Some(Difference::Behind { expected, found }),
+                Some(expected) if found == expected => {
+                    Some(Difference::Other { version: found }).filter(|_| content != Content::Deleted)
+                }
+                _ => Some(Difference::Ghost { found }),
+            },
+        };
+        Ok((expected, difference))
     }
 }
 
-/// Whether a content is what a change says. Payloads are compared as they were written.
-fn is_same(change: &Change, content: &Content) -> bool {
-    *content == Content::Expired && change.payload.is_some() || *content == Content::of(change)
+/// Whether a content is what it should be. Payloads are compared as values: a database may keep the keys in
+/// an order of its own and write numbers in another way.
+fn is_same(name: &Name, version: Version, expected: &Content, found: &Content) -> bool {
+    let hash = |content: &Content| match content {
+        Content::Present { payload, created_at, updated_at } => {
+            let times = (*created_at, *updated_at);
+            Row::new(name.clone(), version, times, payload.as_str().as_bytes()).ok().map(|row| row.hash)
+        }
+        _ => None,
+    };
+    *found == Content::Expired || hash(found).is_some_and(|found| hash(expected) == Some(found))
 }

@@ -31,6 +31,7 @@ pub use name::{Name, Scan};
 pub(crate) use payload::plain_numbers;
 pub use payload::{PAYLOAD_BYTES_MAX, Payload};
 pub use slug::ModuleSlug;
+pub(crate) use write::aggregate_of;
 pub use write::{
     Create, Delete, KIND_PREFIX, Record, Update, check_event, check_kind, conflict_seqs, module_of,
     not_yours, tenant_id,

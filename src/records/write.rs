@@ -145,6 +145,11 @@ pub fn tenant_id(tenant: Option<&Tenant>) -> Result<Uuid> {
     }
 }
 
+/// The aggregate of a record's events.
+pub(crate) fn aggregate_of(module: &ModuleSlug, id: Uuid) -> Result<Aggregate> {
+    Aggregate::new(format!("{module}/{id}"))
+}
+
 /// How the kinds of the events of records begin. Only a write of a record appends such events.
 pub const KIND_PREFIX: &str = RECORD_KINDS;
 
@@ -286,7 +291,7 @@ impl<'w> Write<'w> {
     }
 
     pub(crate) fn aggregate(self) -> Result<Aggregate> {
-        Aggregate::new(format!("{}/{}", self.module(), self.id()))
+        aggregate_of(self.module(), self.id())
     }
 
     /// What everybody can check before a store is asked.

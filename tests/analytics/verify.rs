@@ -115,7 +115,8 @@ fn change(dir: &Path, sql: &str, n: u128) {
 /// The change that made a record what it is.
 fn change_of(tenant: Uuid, record: Record) -> Change {
     let mut change = suite::change(record.id.as_u128(), record.seq, None);
-    (change.tenant, change.payload, change.updated_at) = (tenant, Some(record.payload), record.updated_at);
+    (change.tenant, change.payload) = (tenant, Some(record.payload));
+    (change.created_at, change.updated_at) = (record.created_at, record.updated_at);
     change
 }
 
@@ -242,4 +243,18 @@ async fn what_is_in_motion_is_not_reported() {
         assert_eq!(found(&verified), []);
     }
     writing.abort();
+}
+
+/// `--since` goes by the time of the write, so a changed time is a changed row.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t353_a_changed_time_of_a_row_is_named() {
+    let world = World::of(30).await;
+    world.change("UPDATE hapax_read_row SET updated_at = updated_at - 1000000 WHERE id = ?1", 5);
+    world.change("UPDATE hapax_read_row SET created_at = created_at + 1 WHERE id = ?1", 6);
+    let verified = world.verify_with_pulses().await;
+    let corrupt = |n| (name(n), Difference::Corrupt { version: version(1) });
+    assert_eq!(
+        found(&verified).into_iter().collect::<std::collections::BTreeMap<_, _>>(),
+        [corrupt(5), corrupt(6)].into()
+    );
 }

@@ -6,7 +6,7 @@ use hapax::Owner;
 use hapax::backend::object::Directory;
 use hapax::journal::{ArchiveSettings, Journal as _, JournalSweep, archive};
 use hapax::projection::{
-    Applied, Difference, History, MemoryProjection, Name, Projection as _, Version, rebuild, verify,
+    Applied, Difference, History, MemoryProjection, Name, Projection as _, Version, rebuild,
 };
 use hapax::records::Payload;
 use hapax::testing::projection::{change, name};
@@ -23,17 +23,18 @@ async fn t326_a_history_that_does_not_begin_at_1_is_refused() {
     let projection = MemoryProjection::default();
     projection.apply(&[change(1, 1, Some("{}"))]).await.unwrap();
     world.journal.sweep(&JournalSweep::new(Duration::ZERO)).await.unwrap();
-    let all: Vec<Name> =
-        projection.scan(None).await.unwrap().found.into_iter().map(|(name, _)| name).collect();
     // A record that lives on has its later events only.
     let survivor = world.update_one().await;
-    let mut history = History::open(&world.journal, None, 1).await.unwrap();
+    let mut history = world.history().await;
     let told = rebuild(&projection, &mut history).await.unwrap_err().to_string();
     assert!(
-        told.contains(&survivor.to_string()) && told.contains("begin with seq 1") && told.contains("archive"),
+        told.contains(&survivor.to_string())
+            && told.contains("beginning with seq 1")
+            && told.contains("archive"),
         "{told}"
     );
-    assert_eq!(all, [name(1)], "nothing was switched to");
+    let all = projection.scan(None).await.unwrap().found;
+    assert_eq!(all.len(), 1, "nothing was switched to: {all:?}");
     assert!(projection.documents(&[name(1)]).await.unwrap()[0].is_some());
 }
 
@@ -41,13 +42,13 @@ async fn t326_a_history_that_does_not_begin_at_1_is_refused() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_archive_and_the_journal_are_one_history() {
     let world = World::new().await;
-    let events = world.write(12).await;
+    world.write(12).await;
     world.relay("main").await;
     let store = Directory::open(world.dir.path().join("archive")).unwrap();
     let mut settings = ArchiveSettings::new(Duration::ZERO, Owner::new("test").unwrap()).unwrap();
     settings.sweep = false; // what both have
     archive(&world.journal, &store, &settings).await.unwrap();
-    let later = world.write(2).await;
+    world.write(2).await;
     let projection = MemoryProjection::default();
     projection.apply(&[change(99, 1, Some(r#"{"ghost":true}"#))]).await.unwrap();
     for swept in [false, true] {
@@ -56,16 +57,11 @@ async fn an_archive_and_the_journal_are_one_history() {
             settings.sweep = true;
             archive(&world.journal, &store, &settings).await.unwrap();
         }
-        let mut history = History::open(&world.journal, Some(&store), 1).await.unwrap();
+        let mut history = History::open(&world.journal, &world.records, Some(&store), 1).await.unwrap();
         let rebuilt = rebuild(&projection, &mut history).await.unwrap();
-        assert_eq!(
-            (rebuilt.changes, rebuilt.records, rebuilt.rejected),
-            (events + later, 14, 0),
-            "swept: {swept}"
-        );
-        let mut history = History::open(&world.journal, Some(&store), 1).await.unwrap();
-        let verified = verify(&projection, &mut history, Duration::ZERO).await.unwrap();
-        assert_eq!((verified.records, verified.differences.len()), (14, 0), "{verified:?}");
+        assert_eq!((rebuilt.changes, rebuilt.records, rebuilt.rejected), (14, 14, 0), "swept: {swept}");
+        let verified = world.verify(&projection).await;
+        assert_eq!((verified.records, verified.differences.len()), (12, 0), "two are deleted: {verified:?}");
     }
 }
 
@@ -76,11 +72,7 @@ async fn verify_names_what_differs() {
     world.write(8).await;
     let prefix = valkey::fresh_name();
     let projection = cache(&prefix).await;
-    let mut history = History::open(&world.journal, None, 1).await.unwrap();
-    let mut changes = Vec::new();
-    while let Some(more) = history.next().await.unwrap() {
-        changes.extend(more);
-    }
+    let changes = world.changes().await;
     let last = |n: usize| {
         let names: Vec<Name> = changes.iter().map(Name::of).fold(Vec::new(), |mut names, name| {
             if !names.contains(&name) {
@@ -110,8 +102,7 @@ async fn verify_names_what_differs() {
     ahead.version = Version::new(1, newer.version.seq() + 5).unwrap();
     ahead.payload = Some(Payload::new("{}").unwrap());
     projection.apply(&[ahead.clone(), change(99, 1, Some("{}"))]).await.unwrap();
-    let mut history = History::open(&world.journal, None, 1).await.unwrap();
-    let verified = verify(&projection, &mut history, Duration::ZERO).await.unwrap();
+    let verified = world.verify(&projection).await;
     let expected = [
         (Name::of(&missing), Difference::Missing { expected: missing.version }),
         (
@@ -126,5 +117,107 @@ async fn verify_names_what_differs() {
         (name(99), Difference::Ghost { found: Version::new(1, 1).unwrap() }),
     ];
     assert_eq!(verified.differences, expected.into_iter().collect());
-    assert_eq!(verified.records, 8);
+    assert_eq!(verified.records, 7, "one is deleted");
+}
+
+/// Every event was swept, so no event shows a gap. Neither is an archive without its beginning a history.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t350_a_history_without_whole_records_is_refused() {
+    let world = World::new().await;
+    world.write(6).await;
+    let projection = MemoryProjection::default();
+    projection.apply(&world.changes().await).await.unwrap();
+    world.relay("main").await;
+    world.journal.sweep(&JournalSweep::new(Duration::ZERO)).await.unwrap();
+    assert_eq!(world.changes().await.len(), 0, "nothing is left");
+    let store = Directory::open(world.dir.path().join("archive")).unwrap();
+    for archive_is_there in [false, true, true] {
+        let archived: Option<&dyn hapax::backend::object::Objects> = archive_is_there.then_some(&store as _);
+        let mut history = History::open(&world.journal, &world.records, archived, 1).await.unwrap();
+        let told = rebuild(&projection, &mut history).await.unwrap_err().to_string();
+        assert!(told.contains("and of 4 other records") && told.contains("every event"), "{told}");
+        let verified = world.verify(&projection).await;
+        assert!(verified.is_equal() && verified.records == 5, "the projection is as it was: {verified:?}");
+        // For the third time: an archive that begins later.
+        if archive_is_there {
+            world.write(1).await;
+            world.relay("main").await;
+            let settings = ArchiveSettings::new(Duration::ZERO, Owner::new("test").unwrap()).unwrap();
+            archive(&world.journal, &store, &settings).await.unwrap();
+            let mut history = History::open(&world.journal, &world.records, archived, 1).await.unwrap();
+            let told = rebuild(&projection, &mut history).await.unwrap_err().to_string();
+            assert!(told.contains("and of 4 other records"), "{told}");
+            break;
+        }
+    }
+    // An empty projection is not equal to records whose events were swept.
+    let verified = world.verify(&MemoryProjection::default()).await;
+    assert_eq!(verified.differences.len(), 6, "{verified:?}");
+}
+
+/// A rebuild in place offers the last version of each record and no other: readers never see what was replaced.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t352_a_rebuild_in_place_applies_last_versions_only() {
+    let world = World::new().await;
+    world.write(6).await;
+    let prefix = valkey::fresh_name();
+    let projection = cache(&prefix).await;
+    let mut history = world.history().await;
+    history.survey().await.unwrap();
+    let mut offered = Vec::new();
+    while let Some(changes) = history.next().await.unwrap() {
+        offered.extend(changes);
+    }
+    let names: std::collections::BTreeSet<Name> = offered.iter().map(Name::of).collect();
+    assert_eq!((offered.len(), names.len()), (6, 6), "one of each");
+    let all = world.changes().await;
+    for one in &offered {
+        let last = all.iter().rev().find(|change| Name::of(change) == Name::of(one)).unwrap();
+        assert_eq!(one, last);
+    }
+    let rebuilt = rebuild(&projection, &mut world.history().await).await.unwrap();
+    assert_eq!((rebuilt.changes, rebuilt.records), (6, 6));
+    assert!(world.verify(&projection).await.is_equal());
+}
+
+/// What cannot be read is named by itself, and nothing else is hidden by it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t354_damaged_entries_of_the_cache_are_named_one_by_one() {
+    let world = World::new().await;
+    world.write(10).await;
+    let prefix = valkey::fresh_name();
+    let projection = cache(&prefix).await;
+    let changes = world.changes().await;
+    projection.apply(&changes).await.unwrap();
+    assert!(world.verify(&projection).await.is_equal());
+    let is_last = |one: &&hapax::projection::Change| {
+        one.version.seq() == 2
+            && !changes.iter().any(|c| Name::of(c) == Name::of(one) && c.version > one.version)
+    };
+    let names: Vec<Name> = changes.iter().filter(is_last).map(Name::of).collect();
+    let key = |name: &Name, what: &str| format!("{prefix}:{{{name}}}:{what}");
+    let mut connection = valkey::connection().await;
+    let value: String =
+        redis::cmd("GET").arg(key(&names[4], "value")).query_async(&mut connection).await.unwrap();
+    let damages: [(&Name, &str, &[u8], &str); 6] = [
+        (&names[0], "value", b"{\"version\":", "damaged"),
+        (&names[1], "value", b"\xff\xfe", "damaged"),
+        (&names[2], "version", b"17P", "its version is"),
+        (&names[3], "version", b"00281474976710658123P", "its version is"),
+        (&names[4], "value", value.replacen("\"seq\":2", "\"seq\":9", 1).leak().as_bytes(), "seq 9"),
+        (&names[5], "version", b"00000281474976710658D", "deleted and has a value"),
+    ];
+    for (name, what, bytes, _) in &damages {
+        let _: () =
+            redis::cmd("SET").arg(key(name, what)).arg(*bytes).query_async(&mut connection).await.unwrap();
+    }
+    let foreign = format!("{prefix}:{{foo}}:version");
+    let _: () = redis::cmd("SET").arg(&foreign).arg("x").query_async(&mut connection).await.unwrap();
+    let verified = world.verify(&projection).await;
+    assert_eq!(verified.differences.len(), damages.len(), "{verified:?}");
+    for (name, _, _, told) in &damages {
+        let Difference::Unreadable { reason } = &verified.differences[*name] else { panic!("{verified:?}") };
+        assert!(reason.contains(told), "{told}: {reason}");
+    }
+    assert_eq!(verified.foreign.keys().collect::<Vec<_>>(), [&foreign]);
 }

@@ -117,7 +117,9 @@ async fn t322_a_document_that_is_refused_fails_alone() {
     // An index whose owner has narrowed a field.
     let body = json!({
         "mappings": {"_meta": {"hapax": {"format": 1}}, "properties": {"payload": {"properties": {"when": {"type": "date"}}}}},
-        "aliases": {alias.as_str(): {"filter": {"term": {"deleted": false}}, "is_write_index": true}},
+        "aliases": {
+            alias.as_str(): {"filter": {"term": {"deleted": false}}}, format!("{alias}.write"): {"is_write_index": true},
+        },
     });
     assert_eq!(ask("PUT", &format!("{alias}-own"), Some(&body.to_string())).await.0, 200);
     let projection = harness.open().await;
@@ -164,7 +166,8 @@ async fn t61_a_deletion_survives_a_restart_of_the_engine() {
 async fn pretender(version: Value, alias: &'static str, bulk: Vec<Value>) -> String {
     let answers = Arc::new(Mutex::new(VecDeque::from(bulk)));
     let about = json!({"index-1": {
-        "aliases": {alias: {"filter": {"term": {"deleted": false}}}}, "mappings": {"_meta": {"hapax": {"format": 1}}},
+        "aliases": {alias: {"filter": {"term": {"deleted": false}}}, format!("{alias}.write"): {}},
+        "mappings": {"_meta": {"hapax": {"format": 1}}},
     }});
     let bulk = move || async move {
         let next = answers.lock().unwrap().pop_front();
@@ -172,8 +175,8 @@ async fn pretender(version: Value, alias: &'static str, bulk: Vec<Value>) -> Str
     };
     let router = Router::new()
         .route("/", get(move || async move { json!({ "version": version }).to_string() }))
-        .route(&format!("/{alias}"), get(move || async move { about.to_string() }))
-        .route(&format!("/{alias}/_bulk"), any(bulk));
+        .route(&format!("/{alias},{alias}.write"), get(move || async move { about.to_string() }))
+        .route(&format!("/{alias}.write/_bulk"), any(bulk));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/{alias}", listener.local_addr().unwrap());
     tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
@@ -283,7 +286,7 @@ async fn a_rebuild_under_writes_loses_nothing() {
         }
     });
     for _ in 0..2 {
-        let mut history = hapax::projection::History::open(&world.journal, None, 1).await.unwrap();
+        let mut history = world.history().await;
         let rebuilt = rebuild(&harness.open().await, &mut history).await.unwrap();
         assert_eq!(rebuilt.rejected, 0, "{rebuilt:?}");
     }
@@ -297,4 +300,99 @@ async fn a_rebuild_under_writes_loses_nothing() {
     running.await.unwrap().unwrap();
     let (_, aliases) = ask("GET", &format!("{}-*/_alias", harness.alias), None).await;
     assert_eq!(aliases.as_object().unwrap().len(), 1, "no old index is left: {aliases}");
+}
+
+/// The index behind an alias.
+async fn index_of(alias: &str) -> String {
+    let (_, answer) = ask("GET", &format!("_alias/{alias}"), None).await;
+    answer.as_object().unwrap().keys().next().unwrap().clone()
+}
+
+/// The first of two rebuilds switches just before the second one gives its index up: the second one leaves it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t355_a_rebuild_never_removes_an_index_that_was_switched_to() {
+    let harness = SearchHarness::new().await;
+    let projection = harness.open().await;
+    let kept = change(1, 1, Some("{}"));
+    // Many tries, since the second one must list before the first one switches, and remove afterwards.
+    for _ in 0..12 {
+        let first = projection.begin_rebuild().await.unwrap();
+        first.apply(std::slice::from_ref(&kept)).await.unwrap();
+        let (switched, second) = tokio::join!(first.switch(), projection.begin_rebuild());
+        second.unwrap();
+        match switched {
+            // Whichever came first: the alias stands for an index, and it has the record or never got it.
+            Ok(()) => shows(&projection, &kept).await,
+            Err(error) => assert!(matches!(error, Error::Fenced { .. }), "{error}"),
+        }
+        assert_eq!(ask("GET", &harness.alias, None).await.0, 200, "the alias stands for an index");
+    }
+    // A rebuild that was given up says so and changes nothing.
+    let first = projection.begin_rebuild().await.unwrap();
+    let _second = projection.begin_rebuild().await.unwrap();
+    let before = index_of(&harness.alias).await;
+    assert!(matches!(first.switch().await.unwrap_err(), Error::Fenced { .. }));
+    assert!(matches!(first.apply(&[kept]).await.unwrap_err(), Error::Fenced { .. }));
+    assert_eq!(index_of(&harness.alias).await, before);
+}
+
+/// Every field that a search can name is compared, and one damaged document does not hide the others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t353_each_changed_field_of_a_document_is_named() {
+    let harness = SearchHarness::new().await;
+    let world = World::new().await;
+    world.write(12).await;
+    let projection = harness.open().await;
+    apply(&projection, &world.changes().await).await;
+    assert!(world.verify(&projection).await.is_equal());
+    let index = index_of(&harness.alias).await;
+    let live: Vec<_> = world.changes().await.into_iter().filter(|one| one.version.seq() == 2).collect();
+    let fields = [
+        ("tenant", json!("00000000-0000-0000-0000-000000000009"), "tenant"),
+        ("module", json!("others"), "module"),
+        ("id", json!("00000000-0000-0000-0000-000000000009"), "id"),
+        ("seq", json!(7), "seq is 7"),
+        ("created_at", json!("2001-01-01"), "created_at"),
+        ("updated_at", json!("2001-01-01T00:00:00Z"), "another content"),
+        ("payload", Value::Null, "no payload"),
+        ("large_payload", json!({"n": 1}), "both"),
+    ];
+    let live: Vec<_> = live.into_iter().filter(|one| !matches!(one.version.seq(), 3..)).collect();
+    let documents: Vec<_> = live.iter().map(hapax::projection::Name::of).collect();
+    let mut expected = Vec::new();
+    let mut records = documents.iter();
+    for (field, value, told) in fields {
+        let name = loop {
+            // Those that were deleted later have another version.
+            let name = records.next().expect("enough records");
+            let (_, found) = ask("GET", &format!("{index}/_doc/{name}"), None).await;
+            if found["_version"] == json!((1_u64 << 48) + 2) {
+                break name;
+            }
+        };
+        let (_, found) = ask("GET", &format!("{index}/_doc/{name}"), None).await;
+        let mut source = found["_source"].clone();
+        source[field] = value;
+        let path = format!("{index}/_doc/{name}?version={}&version_type=external_gte", found["_version"]);
+        assert_eq!(ask("PUT", &path, Some(&source.to_string())).await.0, 200);
+        expected.push((name.clone(), told));
+    }
+    let foreign = json!({"seq": 1, "deleted": false}).to_string();
+    assert_eq!(ask("PUT", &format!("{index}/_doc/foo"), Some(&foreign)).await.0, 201);
+    let verified = world.verify(&projection).await;
+    assert_eq!(verified.differences.len(), expected.len(), "{verified:?}");
+    for (name, told) in expected {
+        let difference = verified.differences[&name].to_string();
+        assert!(difference.contains(told), "{told}: {difference}");
+    }
+    assert_eq!(verified.foreign.keys().collect::<Vec<_>>(), ["foo"]);
+}
+
+/// The engine's versions have 63 bits. What it cannot hold is told before anything is consumed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t358_a_generation_that_does_not_fit_is_refused_at_the_start() {
+    let harness = SearchHarness::new().await;
+    let told = Projector::new(harness.open().await, 40_000).unwrap_err().to_string();
+    assert!(told.contains("40000") && told.contains("32767"), "{told}");
+    assert!(Projector::new(harness.open().await, 32_767).is_ok());
 }

@@ -167,9 +167,22 @@ impl World {
         running.await.unwrap().unwrap();
     }
 
-    /// Compares a projection with the journal.
+    /// The history without an archive.
+    pub async fn history(&self) -> History<'_> {
+        History::open(&self.journal, &self.records, None, 1).await.unwrap()
+    }
+
+    /// The last change of every record, and all that came before.
+    pub async fn changes(&self) -> Vec<hapax::projection::Change> {
+        let (mut history, mut changes) = (self.history().await, Vec::new());
+        while let Some(more) = history.next().await.unwrap() {
+            changes.extend(more);
+        }
+        changes
+    }
+
+    /// Compares a projection with the records.
     pub async fn verify(&self, projection: &dyn Projection) -> Verified {
-        let mut history = History::open(&self.journal, None, 1).await.unwrap();
-        verify(projection, &mut history, Duration::ZERO).await.unwrap()
+        verify(projection, &self.history().await, Duration::ZERO).await.unwrap()
     }
 }

@@ -93,6 +93,11 @@ impl Failure {
         self.code
     }
 
+    /// Whether something is not there.
+    pub fn is_missing(&self) -> bool {
+        self.code == "not-found"
+    }
+
     /// The message.
     pub fn message(&self) -> &str {
         &self.message

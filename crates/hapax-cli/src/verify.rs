@@ -29,13 +29,13 @@ enum VerifyCommand {
             hapax verify analytics --module orders --wait 1m --json > receipt.json"
     )]
     Analytics(AnalyticsArgs),
-    /// Compare a search index with the journal and its archive, as `hapax project verify` does
+    /// Compare a search index with the records, as `hapax project verify` does
     #[command(
         override_usage = "hapax verify search --to <URL> [OPTIONS]",
         after_help = "Example: hapax verify search --to opensearch:http://localhost:9200/records"
     )]
     Search(project::VerifyArgs),
-    /// Compare a cache with the journal and its archive, as `hapax project verify` does
+    /// Compare a cache with the records, as `hapax project verify` does
     #[command(
         override_usage = "hapax verify cache --to <URL> [OPTIONS]",
         after_help = "Example: hapax verify cache --to cache:redis://localhost"
@@ -90,6 +90,11 @@ async fn analytics(global: &Global, args: &AnalyticsArgs) -> Result<u8, Failure>
         print::json(&receipt(&verified, args.limit))?;
     } else {
         show(&verified, args.limit)?;
+        // A tenant that is misspelt would prove nothing.
+        if let Some(tenant) = args.tenant.as_ref().filter(|_| verified.source.total().records == 0) {
+            let shown = print::escaped(tenant.as_str());
+            print::line(&format!("tenant {shown} has no records: nothing is proven"))?;
+        }
     }
     Ok(if verified.differences.is_empty() { 0 } else { failure::BROKEN_PROMISE })
 }

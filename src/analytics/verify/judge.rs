@@ -188,7 +188,8 @@ mod tests {
         let name: Name = "00000000-0000-0000-0000-000000000000:orders:0190d3a0-5b7e-7c3a-9f51-2f6f1f3b7c10"
             .parse()
             .unwrap();
-        Row::new(name, Version::new(1, seq).unwrap(), payload.as_bytes()).unwrap()
+        let times = (Time::from_millis(1), Time::from_millis(1));
+        Row::new(name, Version::new(1, seq).unwrap(), times, payload.as_bytes()).unwrap()
     }
 
     /// A look at seqs: `synced` and `at` are seconds, and a record was written at second 1.

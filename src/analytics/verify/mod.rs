@@ -245,7 +245,8 @@ async fn each_record(
         scan.after = Some(last.name());
         for of in page {
             let version = Version::new(generation, of.record.seq)?;
-            let row = Row::new(of.name(), version, of.record.payload.as_str().as_bytes())?;
+            let times = (of.record.created_at, of.record.updated_at);
+            let row = Row::new(of.name(), version, times, of.record.payload.as_str().as_bytes())?;
             with(row, of.record.updated_at);
         }
         if scan.limit == 1 {

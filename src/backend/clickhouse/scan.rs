@@ -3,13 +3,17 @@
 use uuid::Uuid;
 
 use super::http::{Server, Statement};
+use super::index::Index;
 use super::schema::RECORDS;
 use super::wire::Answer;
 use crate::analytics::{Row, Version};
+use crate::clock::Time;
 use crate::error::{Error, Result};
-use crate::records::{LIST_BYTES_MAX, ModuleSlug, Name, RECORD_BYTES, Scan};
+use crate::records::{LIST_BYTES_MAX, ModuleSlug, Name, Payload, RECORD_BYTES, Scan};
 
 const WHAT: &str = "scanning a read model";
+/// All that is stored of a row beside its name.
+const COLUMNS: &str = "_version, payload, created_at, updated_at, fields, numbers";
 
 /// A page. The sizes of rows are asked first, so that nothing is read of what does not fit on it.
 pub(super) async fn rows(server: &Server, scan: &Scan) -> Result<Vec<Row>> {
@@ -26,17 +30,42 @@ pub(super) async fn rows(server: &Server, scan: &Scan) -> Result<Vec<Row>> {
         }
         let Some(last) = last else { return Ok(Vec::new()) };
         let page = Scan { limit: count, ..scan.clone() };
-        let answer = server.ask(WHAT, select(server, &page, "_version, payload")).await?;
+        let answer = server.ask(WHAT, select(server, &page, COLUMNS)).await?;
         let (mut answer, mut rows) = (Answer::new(&answer), Vec::new());
         while answer.more() {
-            let name = name(&mut answer)?;
-            rows.push(Row::new(name, Version::from_u64(answer.u64()?)?, answer.bytes()?)?);
+            rows.push(row(&mut answer)?);
         }
         if !rows.is_empty() {
             return Ok(rows);
         }
         scan.after = Some(last); // all of them were deleted meanwhile
     }
+}
+
+/// A row. What answers are computed from must be what its payload says.
+fn row(answer: &mut Answer<'_>) -> Result<Row> {
+    let (name, version, payload) = (name(answer)?, Version::from_u64(answer.u64()?)?, answer.bytes()?);
+    let times = (Time::from_micros(answer.i64()?), Time::from_micros(answer.i64()?));
+    let mut stored = Vec::new();
+    for _ in 0..answer.count()? {
+        stored.push((answer.bytes()?, answer.bytes()?));
+    }
+    let mut numbers = Vec::new();
+    for _ in 0..answer.count()? {
+        numbers.push((answer.bytes()?, answer.i128()?));
+    }
+    let row = Row::new(name, version, times, payload)?;
+    let index = std::str::from_utf8(payload).ok().and_then(|json| Payload::stored(json).ok());
+    let Some(index) = index.as_ref().and_then(Index::of) else { return Ok(row.damaged()) };
+    let mut fields: Vec<_> = index.fields.iter().map(|(at, text)| (at.as_bytes(), text.as_bytes())).collect();
+    let mut of_payload: Vec<_> = index.numbers.iter().map(|(at, n)| (at.as_bytes(), n.units())).collect();
+    for pairs in [&mut fields, &mut stored] {
+        pairs.sort_unstable(); // a map has no order
+    }
+    for pairs in [&mut of_payload, &mut numbers] {
+        pairs.sort_unstable();
+    }
+    Ok(if fields == stored && of_payload == numbers { row } else { row.damaged() })
 }
 
 /// The first rows of a scan: their names and these columns. The row by which the filter of tenants is tried has

@@ -98,14 +98,25 @@ impl<'a> Answer<'a> {
         Ok((high == low >> 127).then_some(low))
     }
 
+    /// A `Decimal(38, …)` in units of its last digit.
+    pub(super) fn i128(&mut self) -> Result<i128> {
+        Ok(i128::from_le_bytes(self.array()?))
+    }
+
     pub(super) fn bytes(&mut self) -> Result<&'a [u8]> {
+        let count = self.count()?;
+        self.take(count)
+    }
+
+    /// How many follow.
+    pub(super) fn count(&mut self) -> Result<usize> {
         let (mut count, mut shift) = (0_usize, 0);
         loop {
             let [byte] = self.array()?;
             count |= usize::from(byte & 0x7f) << shift;
             shift += 7;
             if byte < 0x80 {
-                return self.take(count);
+                return Ok(count);
             }
             if shift > 56 {
                 return Err(short());

@@ -150,7 +150,8 @@ impl ReadModel for MemoryReadModel {
         let rows = store.rows.range((begin, Bound::Unbounded)).map(|(_, change)| change).filter(wanted);
         let live = rows.filter_map(|change| change.payload.as_ref().map(|payload| (change, payload)));
         let row = |(change, payload): (&Change, &Payload)| {
-            Row::new(Name::of(change), change.version, payload.as_str().as_bytes())
+            let times = (change.created_at, change.updated_at);
+            Row::new(Name::of(change), change.version, times, payload.as_str().as_bytes())
         };
         live.take(scan.limit).map(row).collect()
     }

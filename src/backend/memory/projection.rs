@@ -17,12 +17,23 @@ type Documents = BTreeMap<Name, Document>;
 
 /// A projection in memory. Clones share it.
 #[derive(Debug, Clone, Default)]
-pub struct MemoryProjection(Arc<Mutex<Documents>>);
+pub struct MemoryProjection(Arc<Mutex<Inner>>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    documents: Documents,
+    /// A rebuild that takes the writes.
+    fresh: Option<Arc<Mutex<Documents>>>,
+}
 
 impl MemoryProjection {
-    fn all(&self) -> MutexGuard<'_, Documents> {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn locked(documents: &Mutex<Documents>) -> MutexGuard<'_, Documents> {
+    documents.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn apply(documents: &mut Documents, change: &Change) -> Applied {
@@ -43,12 +54,18 @@ fn apply(documents: &mut Documents, change: &Change) -> Applied {
 #[async_trait]
 impl Projection for MemoryProjection {
     async fn apply(&self, changes: &[Change]) -> Result<Vec<Applied>> {
-        let mut documents = self.all();
-        Ok(changes.iter().map(|change| apply(&mut documents, change)).collect())
+        let mut inner = self.inner();
+        if let Some(fresh) = &inner.fresh {
+            let mut fresh = locked(fresh);
+            for change in changes {
+                apply(&mut fresh, change);
+            }
+        }
+        Ok(changes.iter().map(|change| apply(&mut inner.documents, change)).collect())
     }
 
     async fn documents(&self, names: &[Name]) -> Result<Vec<Option<Document>>> {
-        let documents = self.all();
+        let documents = &self.inner().documents;
         Ok(names.iter().map(|name| documents.get(name).cloned()).collect())
     }
 
@@ -57,7 +74,7 @@ impl Projection for MemoryProjection {
             Some(text) => Bound::Excluded(text.parse::<Name>()?),
             None => Bound::Unbounded,
         };
-        let documents = self.all();
+        let documents = &self.inner().documents;
         let page = documents.range((from, Bound::Unbounded)).take(PAGE);
         let found: Vec<_> = page.map(|(name, document)| (name.clone(), document.version)).collect();
         let next = found.last().filter(|_| found.len() == PAGE).map(|(name, _)| name.to_string());
@@ -65,7 +82,7 @@ impl Projection for MemoryProjection {
     }
 
     async fn begin_rebuild(&self) -> Result<Box<dyn Rebuilding>> {
-        Ok(Box::new(Fresh { of: self.clone(), documents: MemoryProjection::default() }))
+        Ok(Box::new(Fresh { of: self.clone(), documents: Arc::default() }))
     }
 
     async fn check(&self) -> Result<Vec<Finding>> {
@@ -84,18 +101,25 @@ impl Projection for MemoryProjection {
 /// A projection that is being made anew.
 struct Fresh {
     of: MemoryProjection,
-    documents: MemoryProjection,
+    documents: Arc<Mutex<Documents>>,
 }
 
 #[async_trait]
 impl Rebuilding for Fresh {
     async fn apply(&self, changes: &[Change]) -> Result<Vec<Applied>> {
-        self.documents.apply(changes).await
+        let mut documents = locked(&self.documents);
+        Ok(changes.iter().map(|change| apply(&mut documents, change)).collect())
+    }
+
+    async fn take_writes(&self) -> Result<()> {
+        self.of.inner().fresh = Some(Arc::clone(&self.documents));
+        Ok(())
     }
 
     async fn switch(&self) -> Result<()> {
-        let fresh = std::mem::take(&mut *self.documents.all());
-        *self.of.all() = fresh;
+        let mut inner = self.of.inner();
+        inner.documents = std::mem::take(&mut *locked(&self.documents));
+        inner.fresh = None;
         Ok(())
     }
 }

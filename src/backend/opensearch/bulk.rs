@@ -113,7 +113,7 @@ fn applied(outcome: &Outcome) -> Applied {
 
 /// The two lines of a change.
 fn lines(change: &Change) -> Result<String> {
-    check_generation(change.version)?;
+    check_generation(change.version.generation())?;
     let unwritable = |error: serde_json::Error| Error::Corrupt(format!("a change is no JSON: {error}"));
     let name = Name::of(change).to_string();
     let target = Target { id: &name, version: change.version.as_u64(), version_type: "external" };
@@ -141,7 +141,7 @@ fn lines(change: &Change) -> Result<String> {
 }
 
 /// Whether a payload has a value that is too long to be indexed with its path.
-fn is_large(payload: &str) -> bool {
+pub(super) fn is_large(payload: &str) -> bool {
     payload.len() > TERM_BYTES_MAX
         && serde_json::from_str::<Value>(payload).map_or(true, |value| longest(&value) > TERM_BYTES_MAX)
 }

@@ -1,5 +1,7 @@
 //! Indices and aliases: the one that is read, and one that is being made anew.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use async_trait::async_trait;
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -15,15 +17,54 @@ const FORMAT: u64 = 1;
 /// The first version of OpenSearch with `flat_object`.
 const VERSION_MIN: (u64, u64) = (2, 7);
 
+/// The alias that is written to. Readers' aliases have no dot, so it is nobody's.
+pub(super) fn writes(alias: &str) -> String {
+    format!("{alias}.write")
+}
+
 /// The alias of an index that is being filled. Writes go through it, so that an index that was removed
-/// meanwhile is not made again by a write.
+/// meanwhile is not made again by a write. Whoever removes it decides what becomes of the index.
 fn filling(index: &str) -> String {
     format!("{index}-filling")
 }
 
+/// The alias of an index that takes the writes and is not shown yet.
+fn switching(index: &str) -> String {
+    format!("{index}-switching")
+}
+
+/// The alias of an index that will be removed.
+fn abandoned(index: &str) -> String {
+    format!("{index}-abandoned")
+}
+
 /// What the alias shows.
-fn shown() -> Value {
+fn shows() -> Value {
     json!({"term": {"deleted": false}})
+}
+
+/// What the aliases stand for. They differ while a rebuild catches up.
+#[derive(Debug, Default)]
+pub(super) struct Places {
+    /// The index that is read.
+    pub(super) shown: Option<String>,
+    /// The index that is written to.
+    pub(super) written: Option<String>,
+}
+
+impl Places {
+    /// The index of a rebuild that takes the writes and is not shown yet.
+    pub(super) fn unswitched(&self) -> Option<&String> {
+        self.written.as_ref().filter(|written| self.shown.as_ref() != Some(written))
+    }
+}
+
+/// What to tell about a rebuild that takes the writes and is not shown.
+pub(super) fn cut_off(index: &str) -> String {
+    format!(
+        "a rebuild has not switched yet: records are written to {index}, and readers do not see it. If no rebuild runs, it was cut \
+         off: run `hapax project rebuild` again, which goes on with it"
+    )
 }
 
 impl SearchProjection {
@@ -47,27 +88,67 @@ impl SearchProjection {
         Ok(version.to_owned())
     }
 
-    /// The index behind the alias. Refuses an alias that is missing or was not made for this.
+    /// The index that is read. Refuses an alias that is missing or was not made for this.
     pub(super) async fn place(&self) -> Result<String> {
         let (client, alias) = (&self.0.client, &self.0.alias);
-        let (status, text) = client.ask(Method::GET, alias, None, "looking for the alias").await?;
-        if status.as_u16() == 404 {
+        let Places { shown, written } = self.places().await?;
+        let Some(shown) = shown else {
             return Err(Error::NotFound(format!(
                 "there is no alias {alias} at {}; `hapax project rebuild` makes it, and `hapax project run --create` an empty one",
                 client.server()
             )));
+        };
+        if written.is_none() {
+            return Err(Error::Unsupported(format!(
+                "{alias} at {} has no alias {}, which records are written to; `hapax project rebuild` makes it",
+                client.server(),
+                writes(alias)
+            )));
+        }
+        Ok(shown)
+    }
+
+    /// The indices behind the aliases. Refuses those that were not made for this.
+    pub(super) async fn places(&self) -> Result<Places> {
+        let (client, alias) = (&self.0.client, &self.0.alias);
+        let path = format!("{alias},{}?ignore_unavailable=true&allow_no_indices=true", writes(alias));
+        let (status, text) = client.ask(Method::GET, &path, None, "looking for the alias").await?;
+        if status.as_u16() == 404 {
+            return Ok(Places::default());
         }
         if !status.is_success() {
             return Err(client.refused(status, &text, "looking for the alias"));
         }
         let answer: Value = parsed(&text)?;
-        let indices: Vec<(&String, &Value)> = answer.as_object().into_iter().flatten().collect();
-        let refuse =
-            |problem: String| Err(Error::Unsupported(format!("{alias} at {} {problem}", client.server())));
-        let [(index, about)] = indices[..] else {
-            return refuse(format!("is an alias of {} indices; it must be one", indices.len()));
+        let of = |name: &str| {
+            let named =
+                |(index, about): &(&String, &Value)| *index == name || !about["aliases"][name].is_null();
+            answer.as_object().into_iter().flatten().filter(named).collect::<Vec<_>>()
         };
-        if index == alias {
+        let written = self.one(&writes(alias), &of(&writes(alias)))?;
+        let shown = self.one(alias, &of(alias))?;
+        if let Some(index) = &shown
+            && answer[index]["aliases"][alias.as_str()]["filter"] != shows()
+        {
+            return Err(Error::Unsupported(format!(
+                "{alias} at {} has another filter than {}: it would show deleted records; remove the alias, and rebuild it",
+                client.server(),
+                shows()
+            )));
+        }
+        Ok(Places { shown, written })
+    }
+
+    /// The one index of an alias, if it is one of ours.
+    fn one(&self, alias: &str, indices: &[(&String, &Value)]) -> Result<Option<String>> {
+        let server = self.0.client.server();
+        let refuse = |problem: String| Err(Error::Unsupported(format!("{alias} at {server} {problem}")));
+        let (index, about) = match indices {
+            [] => return Ok(None),
+            [one] => one,
+            several => return refuse(format!("is an alias of {} indices; it must be one", several.len())),
+        };
+        if *index == alias {
             return refuse("is an index; records are written to an alias, so that it can be rebuilt".into());
         }
         if about["mappings"]["_meta"]["hapax"]["format"].as_u64() != Some(FORMAT) {
@@ -75,25 +156,27 @@ impl SearchProjection {
                 "is an alias of {index}, which is no index of records of this version of hapax (format {FORMAT})"
             ));
         }
-        let filter = &about["aliases"][alias.as_str()]["filter"];
-        if *filter != shown() {
-            return refuse(format!(
-                "has another filter than {}: it would show deleted records; rebuild it",
-                shown()
-            ));
-        }
-        Ok(index.clone())
+        Ok(Some((*index).clone()))
     }
 
-    /// Makes an empty index with the alias, unless that is there.
+    /// Makes an empty index with its aliases, unless they are there.
     pub(super) async fn create(&self) -> Result<()> {
         match self.place().await {
             Err(Error::NotFound(_)) => {}
             other => return other.map(drop),
         }
-        let alias = json!({self.0.alias.as_str(): {"filter": shown(), "is_write_index": true}});
+        if let Some(index) = self.places().await?.written {
+            return Err(Error::NotFound(format!(
+                "{} at {}: {}",
+                self.0.alias,
+                self.0.client.server(),
+                cut_off(&index)
+            )));
+        }
+        let (alias, writes) = (self.0.alias.as_str(), writes(&self.0.alias));
+        let aliases = json!({alias: {"filter": shows()}, writes: {"is_write_index": true}});
         let index = self.fresh_name();
-        match self.make(&index, &alias).await {
+        match self.make(&index, &aliases).await {
             Ok(()) => Ok(()),
             // Of two that make it at once the engine refuses one. If the answer was lost, it may be ours.
             Err(error) => self.place().await.map(drop).map_err(|_| error),
@@ -125,19 +208,44 @@ impl SearchProjection {
         self.0.client.ok(Method::PUT, index, Some(body.to_string()), "making an index").await.map(drop)
     }
 
-    /// Indices of rebuilds that were not switched to.
-    async fn unfinished(&self) -> Result<Vec<String>> {
-        let alias = &self.0.alias;
+    /// Removes the indices of rebuilds that were cut off before they took the writes. Of an index that is being
+    /// filled the alias goes first: whoever fills it needs that to go on, so of both only one can have it.
+    async fn remove_unfinished(&self) -> Result<()> {
+        let (client, alias) = (&self.0.client, &self.0.alias);
+        let doing = "removing an unfinished rebuild";
         let path = format!("{alias}-*/_alias?allow_no_indices=true");
-        let answer = self.0.client.ok(Method::GET, &path, None, "looking for unfinished rebuilds").await?;
-        let answer: Value = parsed(&answer)?;
-        let is_ours = |index: &&String| {
+        let answer: Value = parsed(&client.ok(Method::GET, &path, None, doing).await?)?;
+        let is_ours = |index: &str| {
             let rest = index.strip_prefix(&format!("{alias}-")).unwrap_or_default();
             rest.len() == 32 && rest.bytes().all(|b| b.is_ascii_hexdigit())
         };
-        let is_filling = |index: &&String| !answer[index.as_str()]["aliases"][filling(index)].is_null();
-        let indices = answer.as_object().into_iter().flatten().map(|(index, _)| index);
-        Ok(indices.filter(is_ours).filter(is_filling).cloned().collect())
+        for (index, about) in answer.as_object().into_iter().flatten().filter(|(index, _)| is_ours(index)) {
+            let has = |alias: String| !about["aliases"][alias].is_null();
+            if has(filling(index)) {
+                let actions = json!([
+                    {"remove": {"index": index, "alias": filling(index), "must_exist": true}},
+                    {"add": {"index": index, "alias": abandoned(index)}},
+                ]);
+                match self.change_aliases(&actions, doing).await {
+                    Err(Error::NotFound(_)) => continue, // it is not unfinished any more
+                    other => other?,
+                }
+            } else if !has(abandoned(index)) {
+                continue;
+            }
+            crate::crash_point!("projection.after-abandon");
+            let (status, text) = client.ask(Method::DELETE, index, None, doing).await?;
+            if !status.is_success() && status.as_u16() != 404 {
+                return Err(client.refused(status, &text, doing));
+            }
+        }
+        Ok(())
+    }
+
+    /// All of these at once, or nothing.
+    async fn change_aliases(&self, actions: &Value, doing: &str) -> Result<()> {
+        let body = json!({ "actions": actions }).to_string();
+        self.0.client.ok(Method::POST, "_aliases", Some(body), doing).await.map(drop)
     }
 }
 
@@ -145,29 +253,25 @@ impl SearchProjection {
 pub(super) struct Fresh {
     of: SearchProjection,
     index: String,
+    /// Whether consumers write to it.
+    is_written: AtomicBool,
 }
 
 impl Fresh {
     pub(super) async fn begin(of: SearchProjection) -> Result<Self> {
-        let client = &of.0.client;
-        for index in of.unfinished().await? {
-            let (status, text) =
-                client.ask(Method::DELETE, &index, None, "removing an unfinished rebuild").await?;
-            if !status.is_success() && status.as_u16() != 404 {
-                return Err(client.refused(status, &text, "removing an unfinished rebuild"));
-            }
+        // What was written to such an index is nowhere else, so it must not be given up.
+        if let Some(index) = of.places().await?.unswitched().cloned() {
+            return Ok(Fresh { of, index, is_written: true.into() });
         }
+        of.remove_unfinished().await?;
         let index = of.fresh_name();
         of.make(&index, &json!({filling(&index): {}})).await?;
-        Ok(Fresh { of, index })
+        Ok(Fresh { of, index, is_written: false.into() })
     }
 
-    /// The index that the alias stands for, if there is one.
-    async fn current(&self) -> Result<Option<String>> {
-        match self.of.place().await {
-            Ok(index) => Ok(Some(index)),
-            Err(Error::NotFound(_)) => Ok(None),
-            Err(error) => Err(error),
+    fn fenced(&self) -> Error {
+        Error::Fenced {
+            what: format!("the index {} was given up: another rebuild has begun since", self.index),
         }
     }
 }
@@ -175,32 +279,56 @@ impl Fresh {
 #[async_trait]
 impl Rebuilding for Fresh {
     async fn apply(&self, changes: &[Change]) -> Result<Vec<Applied>> {
-        let applied = self.of.0.client.apply(&filling(&self.index), changes).await?;
-        // Its alias goes only with its index.
-        if applied
-            .iter()
-            .any(|one| matches!(one, Applied::Busy { reason } if reason.contains("index_not_found")))
-        {
-            let what = format!("the index {} is gone: another rebuild has begun since", self.index);
-            return Err(Error::Fenced { what });
+        let client = &self.of.0.client;
+        if self.is_written.load(Ordering::Relaxed) {
+            return client.apply(&writes(&self.of.0.alias), changes).await;
         }
-        Ok(applied)
+        let applied = client.apply(&filling(&self.index), changes).await?;
+        let is_gone =
+            |one: &Applied| matches!(one, Applied::Busy { reason } if reason.contains("index_not_found"));
+        if applied.iter().any(is_gone) { Err(self.fenced()) } else { Ok(applied) }
+    }
+
+    async fn take_writes(&self) -> Result<()> {
+        if self.is_written.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let (new, writes) = (&self.index, writes(&self.of.0.alias));
+        let mut actions = vec![
+            json!({"remove": {"index": new, "alias": filling(new), "must_exist": true}}),
+            json!({"add": {"index": new, "alias": switching(new)}}),
+            json!({"add": {"index": new, "alias": writes, "is_write_index": true}}),
+        ];
+        let old = self.of.places().await?.written;
+        actions.extend(old.map(|old| json!({"remove": {"index": old, "alias": writes}})));
+        match self.of.change_aliases(&actions.into(), "switching writes").await {
+            Ok(()) => {}
+            // The answer may be lost, and the switch done.
+            Err(error) => match self.of.places().await?.written {
+                Some(index) if index == *new => {}
+                _ if matches!(error, Error::NotFound(_)) => return Err(self.fenced()),
+                _ => return Err(error),
+            },
+        }
+        self.is_written.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     async fn switch(&self) -> Result<()> {
-        let (client, alias, new) = (&self.of.0.client, &self.of.0.alias, &self.index);
+        self.take_writes().await?;
+        let (alias, new) = (&self.of.0.alias, &self.index);
         // One request, so that the alias never stands for none or for two. The old index goes with it: a write that is under
         // way to it fails, and is repeated to the new one.
         let mut actions = vec![
-            json!({"add": {"index": new, "alias": alias, "filter": shown(), "is_write_index": true}}),
-            json!({"remove": {"index": new, "alias": filling(new)}}),
+            json!({"remove": {"index": new, "alias": switching(new), "must_exist": true}}),
+            json!({"add": {"index": new, "alias": alias, "filter": shows()}}),
         ];
-        actions.extend(self.current().await?.map(|old| json!({"remove_index": {"index": old}})));
-        let body = json!({ "actions": actions }).to_string();
-        match client.ok(Method::POST, "_aliases", Some(body), "switching the alias").await {
-            Ok(_) => Ok(()),
-            // The answer may be lost, and the switch done.
-            Err(error) => match self.current().await? {
+        let old = self.of.places().await?.shown.filter(|old| old != new);
+        actions.extend(old.map(|old| json!({"remove_index": {"index": old}})));
+        match self.of.change_aliases(&actions.into(), "switching the alias").await {
+            Ok(()) => Ok(()),
+            // The answer may be lost, and the switch done; or another rebuild has gone on with this one.
+            Err(error) => match self.of.places().await?.shown {
                 Some(index) if index == *new => Ok(()),
                 _ => Err(error),
             },

@@ -1,7 +1,8 @@
 //! A projection in OpenSearch: a document for each record, searched through an alias.
 //!
 //! ```text
-//! ALIAS ─▶ ALIAS-<32 hex digits>   one index; the alias shows what is not deleted, and is all that is written to
+//! ALIAS       ─▶ ALIAS-<32 hex digits>   one index; the alias shows what is not deleted
+//! ALIAS.write ─▶ the same index          all that is written to; another index only while a rebuild catches up
 //! document id                      TENANT:MODULE:ID
 //! document version                 the record's version (external): the engine refuses an older one
 //! ```
@@ -31,10 +32,12 @@ use crate::projection::{Applied, Change, Content, Document, Name, Projection, Re
 use crate::records::Payload;
 use client::Client;
 pub use client::SearchSettings;
-use index::Fresh;
+use index::{Fresh, cut_off, writes};
 
 /// How many records a page of a scan has.
 const PAGE: usize = 500;
+/// How long the engine keeps a scan between two pages.
+const SCROLL: &str = "5m";
 /// The greatest generation: the engine's versions have 63 bits.
 const GENERATION_MAX: u16 = 32_767;
 
@@ -75,10 +78,8 @@ impl SearchProjection {
     pub async fn connect_to_rebuild(url: &str, settings: SearchSettings) -> Result<Self> {
         let projection = SearchProjection::new(url, settings)?;
         projection.engine().await?;
-        match projection.place().await {
-            Ok(_) | Err(Error::NotFound(_)) => Ok(projection),
-            Err(error) => Err(error),
-        }
+        projection.places().await?;
+        Ok(projection)
     }
 
     fn new(url: &str, settings: SearchSettings) -> Result<Self> {
@@ -103,7 +104,12 @@ impl SearchProjection {
 
 /// A stored document.
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Source<'s> {
+    tenant: String,
+    module: String,
+    id: String,
+    seq: u64,
     created_at: String,
     updated_at: String,
     deleted: bool,
@@ -120,7 +126,7 @@ struct Found<'s> {
     #[serde(rename = "_version")]
     version: Option<u64>,
     #[serde(borrow, rename = "_source")]
-    source: Option<Source<'s>>,
+    source: Option<&'s RawValue>,
     error: Option<Value>,
 }
 
@@ -131,7 +137,7 @@ struct Documents<'s> {
 }
 
 impl Found<'_> {
-    fn document(self) -> Result<Option<Document>> {
+    fn document(self, name: &Name) -> Result<Option<Document>> {
         if let Some(error) = self.error {
             let reason = client::reason_of(&error);
             return Err(Error::Unavailable { what: format!("reading documents: {reason}"), source: None });
@@ -139,24 +145,64 @@ impl Found<'_> {
         let (Some(version), Some(source)) = (self.version, self.source.filter(|_| self.is_there)) else {
             return Ok(None);
         };
-        let version = Version::from_u64(version)?;
-        let content = match source.payload.or(source.large_payload) {
-            _ if source.deleted => Content::Deleted,
-            None => return Err(Error::Corrupt("a document has no payload and is not deleted".into())),
-            Some(payload) => Content::Present {
-                payload: Payload::stored(payload.get())?,
-                created_at: Time::parse(&source.created_at)?,
-                updated_at: Time::parse(&source.updated_at)?,
-            },
+        let Ok(version) = Version::from_u64(version) else {
+            return Ok(Some(Document::unreadable(None, format!("its version is {version}"))));
         };
-        Ok(Some(Document::new(version, content)))
+        Ok(Some(match content(name, version, source.get()) {
+            Ok(content) => Document::new(version, content),
+            Err(reason) => Document::unreadable(Some(version), reason),
+        }))
     }
+}
+
+/// What a stored document says. Every field is looked at: searches and filters go by all of them. The error
+/// says what was not written so.
+fn content(name: &Name, version: Version, source: &str) -> std::result::Result<Content, String> {
+    let source: Source<'_> = serde_json::from_str(source).map_err(|error| error.to_string())?;
+    let Name { tenant, module, id } = name;
+    let (tenant, id) = (tenant.hyphenated().to_string(), id.hyphenated().to_string());
+    for (field, has, should) in [
+        ("tenant", &source.tenant, tenant.as_str()),
+        ("module", &source.module, module.as_str()),
+        ("id", &source.id, &id),
+    ] {
+        if has != should {
+            return Err(format!("its field {field} is {has:?}"));
+        }
+    }
+    if source.seq != version.seq() {
+        return Err(format!(
+            "its field seq is {}, and its version is that of seq {}",
+            source.seq,
+            version.seq()
+        ));
+    }
+    let time =
+        |field: &str, text: &str| Time::parse(text).map_err(|_| format!("its field {field} is {text:?}"));
+    let created_at = time("created_at", &source.created_at)?;
+    let updated_at = time("updated_at", &source.updated_at)?;
+    let (payload, is_large) = match (source.payload, source.large_payload) {
+        (None, None) if source.deleted => return Ok(Content::Deleted),
+        (None, None) => return Err("it has no payload and is not deleted".to_owned()),
+        (Some(payload), None) => (payload.get(), false),
+        (None, Some(payload)) => (payload.get(), true),
+        (Some(_), Some(_)) => return Err("it has both payload and large_payload".to_owned()),
+    };
+    if source.deleted {
+        return Err("it is deleted and has a payload".to_owned());
+    }
+    if bulk::is_large(payload) != is_large {
+        let field = if is_large { "large_payload" } else { "payload" };
+        return Err(format!("its payload is in the field {field}, where one of its size does not belong"));
+    }
+    let payload = Payload::stored(payload).map_err(|error| error.to_string())?;
+    Ok(Content::Present { payload, created_at, updated_at })
 }
 
 #[async_trait]
 impl Projection for SearchProjection {
     async fn apply(&self, changes: &[Change]) -> Result<Vec<Applied>> {
-        self.0.client.apply(&self.0.alias, changes).await
+        self.0.client.apply(&writes(&self.0.alias), changes).await
     }
 
     async fn documents(&self, names: &[Name]) -> Result<Vec<Option<Document>>> {
@@ -171,32 +217,44 @@ impl Projection for SearchProjection {
         if answer.docs.len() != names.len() {
             return Err(Error::Corrupt(format!("{} ids had {} documents", names.len(), answer.docs.len())));
         }
-        answer.docs.into_iter().map(Found::document).collect()
+        answer.docs.into_iter().zip(names).map(|(found, name)| found.document(name)).collect()
     }
 
+    /// By a scroll: what other fields a page would be sorted by, somebody may have changed.
     async fn scan(&self, after: Option<&str>) -> Result<Scanned> {
-        let (client, index) = (&self.0.client, self.place().await?); // the alias would hide deleted ones
-        let mut body = json!({
-            "size": PAGE, "sort": ["tenant", "module", "id"], "_source": false, "version": true, "query": {"match_all": {}}
-        });
-        match after {
-            None => _ = client.ok(Method::POST, &format!("{index}/_refresh"), None, "refreshing").await?,
-            Some(after) => {
-                let bad = |_| Error::invalid("cursor", "it is none of a scan".to_owned());
-                body["search_after"] = serde_json::from_str(after).map_err(bad)?;
-            }
-        }
-        let path = format!("{index}/_search");
+        let client = &self.0.client;
+        let (path, body) = if let Some(after) = after {
+            ("_search/scroll".to_owned(), json!({"scroll": SCROLL, "scroll_id": after}))
+        } else {
+            let index = self.place().await?; // the alias would hide deleted ones
+            client.ok(Method::POST, &format!("{index}/_refresh"), None, "refreshing").await?;
+            let body = json!({
+                "size": PAGE, "sort": ["_doc"], "_source": false, "version": true, "query": {"match_all": {}}
+            });
+            (format!("{index}/_search?scroll={SCROLL}"), body)
+        };
         let answer = client.ok(Method::POST, &path, Some(body.to_string()), "scanning").await?;
         let answer: Value = client::parsed(&answer)?;
         let hits = answer.pointer("/hits/hits").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-        let mut found = Vec::with_capacity(hits.len());
+        let (mut found, mut foreign) = (Vec::with_capacity(hits.len()), Vec::new());
         for hit in hits {
-            let (id, version) = (hit["_id"].as_str().unwrap_or_default(), hit["_version"].as_u64());
-            found.push((id.parse()?, Version::from_u64(version.unwrap_or_default())?));
+            let id = hit["_id"].as_str().unwrap_or_default();
+            match id.parse::<Name>() {
+                Ok(name) => {
+                    let version = Version::from_u64(hit["_version"].as_u64().unwrap_or_default());
+                    found.push((name, version.unwrap_or(Version::LOWEST)));
+                }
+                Err(_) => foreign.push((id.to_owned(), "no record has such an id".to_owned())),
+            }
         }
-        let last = hits.last().filter(|_| hits.len() == PAGE);
-        Ok(Scanned::new(found, last.map(|hit| hit["sort"].to_string())))
+        let scroll = answer["_scroll_id"].as_str().map(str::to_owned);
+        if hits.len() == PAGE {
+            return Ok(Scanned::new(found, scroll).foreign(foreign));
+        }
+        let body = json!({ "scroll_id": scroll }).to_string();
+        // The engine gives it up by itself later.
+        let _ = client.ask(Method::DELETE, "_search/scroll", Some(body), "ending a scan").await;
+        Ok(Scanned::new(found, None).foreign(foreign))
     }
 
     async fn begin_rebuild(&self) -> Result<Box<dyn Rebuilding>> {
@@ -207,10 +265,19 @@ impl Projection for SearchProjection {
         let version = self.engine().await?;
         let fine = |check, message| Finding { level: Level::Fine, check, message };
         let index = self.place().await?;
-        Ok(vec![
+        let mut findings = vec![
             fine("opensearch.version", format!("OpenSearch {version}")),
             fine("opensearch.alias", format!("{} is an alias of {index}", self.0.alias)),
-        ])
+        ];
+        if let Some(index) = self.places().await?.unswitched() {
+            let (level, check) = (Level::Refusal, "opensearch.rebuild");
+            findings.push(Finding { level, check, message: cut_off(index) });
+        }
+        Ok(findings)
+    }
+
+    fn accepts(&self, generation: u16) -> Result<()> {
+        check_generation(generation)
     }
 
     fn durable(&self) -> bool {
@@ -223,13 +290,12 @@ impl Projection for SearchProjection {
 }
 
 /// Refuses a generation that the engine's versions cannot hold.
-fn check_generation(version: Version) -> Result<()> {
-    if version.generation() <= GENERATION_MAX {
+fn check_generation(generation: u16) -> Result<()> {
+    if generation <= GENERATION_MAX {
         return Ok(());
     }
     let told = format!(
-        "it is {}; OpenSearch's versions have 63 bits, so it can be {GENERATION_MAX} at most",
-        version.generation()
+        "it is {generation}; OpenSearch's versions have 63 bits, so it can be {GENERATION_MAX} at most"
     );
-    Err(Error::invalid("generation", told))
+    Err(Error::Config(format!("the generation of a projection (analytics.generation): {told}")))
 }

@@ -8,7 +8,7 @@
 //! One script decides and writes both, so nobody comes in between. The marker outlives the value: as
 //! long as an older event can come, it is there to refuse it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,6 +37,8 @@ const CALL_BYTES: usize = 4 << 20;
 const CALL_RECORDS: usize = 200;
 /// How many keys the server looks at for a page of a scan.
 const SCAN_COUNT: usize = 1000;
+/// What is wrong with a value that nothing compares versions with.
+const NO_VERSION: &str = "it has a value and no version";
 
 /// Settings of a [`CacheProjection`].
 #[derive(Debug, Clone)]
@@ -103,6 +105,7 @@ impl fmt::Debug for CacheProjection {
 
 /// A value, as clients in any language read it.
 #[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Value<'v> {
     version: u64,
     seq: u64,
@@ -207,11 +210,11 @@ impl CacheProjection {
         Ok(told.into_iter().map(applied).collect())
     }
 
-    async fn get_many(&self, keys: &[String]) -> Result<Vec<Option<String>>> {
+    async fn get_many(&self, keys: &[String]) -> Result<Vec<Option<Vec<u8>>>> {
         if keys.is_empty() {
             return Ok(Vec::new());
         }
-        let found: Vec<Option<String>> = redis::cmd("MGET")
+        let found: Vec<Option<Vec<u8>>> = redis::cmd("MGET")
             .arg(keys)
             .query_async(&mut self.connection.clone())
             .await
@@ -242,11 +245,14 @@ fn value(version: Version, payload: &Payload, created_at: Time, updated_at: Time
     serde_json::to_string(&value).map_err(|error| Error::Corrupt(format!("no JSON: {error}")))
 }
 
-/// Reads a marker.
-fn marked(marker: &str) -> Result<(Version, bool)> {
-    let bad = || Error::Corrupt(format!("{marker:?} is no version of the cache"));
-    let (digits, kind) = marker.split_at_checked(20).ok_or_else(bad)?;
-    let version = Version::from_u64(digits.parse().map_err(|_| bad())?)?;
+/// Reads a marker. The error says why it is none.
+fn marked(marker: &[u8]) -> std::result::Result<(Version, bool), String> {
+    let shown = String::from_utf8_lossy(marker);
+    let bad = || format!("its version is {:?}", shown.chars().take(40).collect::<String>());
+    let (digits, kind) = shown.split_at_checked(20).ok_or_else(bad)?;
+    let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
+    let number = digits.parse().ok().filter(|_| is_number).ok_or_else(bad)?;
+    let version = Version::from_u64(number).map_err(|_| bad())?;
     match kind {
         "P" => Ok((version, true)),
         "D" => Ok((version, false)),
@@ -254,30 +260,42 @@ fn marked(marker: &str) -> Result<(Version, bool)> {
     }
 }
 
-fn document(marker: Option<&str>, value: Option<&str>) -> Result<Option<Document>> {
-    let Some(marker) = marker else { return Ok(None) };
-    let (version, present) = marked(marker)?;
-    let content = match value.filter(|_| present) {
-        _ if !present => Content::Deleted,
-        None => Content::Expired,
-        Some(text) => {
-            let value: Value<'_> = serde_json::from_str(text)
-                .map_err(|error| Error::Corrupt(format!("a value of the cache cannot be read: {error}")))?;
-            if value.version != version.as_u64() {
-                return Err(Error::Corrupt(format!(
-                    "the cache has version {} of a record and the value of {}",
-                    version.as_u64(),
-                    value.version
-                )));
-            }
-            Content::Present {
-                payload: Payload::stored(value.payload.get())?,
-                created_at: Time::parse(&value.created_at)?,
-                updated_at: Time::parse(&value.updated_at)?,
-            }
-        }
+fn document(marker: Option<&[u8]>, value: Option<&[u8]>) -> Option<Document> {
+    let Some(marker) = marker else { return value.map(|_| Document::unreadable(None, NO_VERSION)) };
+    let (version, present) = match marked(marker) {
+        Ok(read) => read,
+        Err(reason) => return Some(Document::unreadable(None, reason)),
     };
-    Ok(Some(Document::new(version, content)))
+    Some(match (value, present) {
+        (None, false) => Document::new(version, Content::Deleted),
+        (None, true) => Document::new(version, Content::Expired),
+        (Some(_), false) => Document::unreadable(Some(version), "it is deleted and has a value"),
+        (Some(value), true) => match content(version, value) {
+            Ok(content) => Document::new(version, content),
+            Err(reason) => Document::unreadable(Some(version), reason),
+        },
+    })
+}
+
+/// What a value says. The error says what was not written so.
+fn content(version: Version, value: &[u8]) -> std::result::Result<Content, String> {
+    let value: Value<'_> =
+        serde_json::from_slice(value).map_err(|error| format!("its value is damaged: {error}"))?;
+    if value.version != version.as_u64() || value.seq != version.seq() {
+        return Err(format!(
+            "its version is {}, that of seq {}, and its value is of version {} and seq {}",
+            version.as_u64(),
+            version.seq(),
+            value.version,
+            value.seq
+        ));
+    }
+    let time = |field: &str, text: &str| Time::parse(text).map_err(|_| format!("its {field} is {text:?}"));
+    Ok(Content::Present {
+        payload: Payload::stored(value.payload.get()).map_err(|error| error.to_string())?,
+        created_at: time("created_at", &value.created_at)?,
+        updated_at: time("updated_at", &value.updated_at)?,
+    })
 }
 
 #[async_trait]
@@ -292,30 +310,39 @@ impl Projection for CacheProjection {
         // In one command, so that a marker and its value belong together.
         let keys: Vec<String> = names.iter().flat_map(|name| [self.marker(name), self.value(name)]).collect();
         let found = self.get_many(&keys).await?;
-        found.chunks(2).map(|pair| document(pair[0].as_deref(), pair[1].as_deref())).collect()
+        Ok(found.chunks(2).map(|pair| document(pair[0].as_deref(), pair[1].as_deref())).collect())
     }
 
     async fn scan(&self, after: Option<&str>) -> Result<Scanned> {
-        let (before, behind) = (format!("{}:{{", self.settings.prefix), "}:version");
-        let (next, keys): (String, Vec<String>) = redis::cmd("SCAN")
+        let before = format!("{}:{{", self.settings.prefix);
+        let (next, keys): (String, Vec<Vec<u8>>) = redis::cmd("SCAN")
             .arg(after.unwrap_or("0"))
             .arg("MATCH")
-            .arg(format!("{before}*{behind}"))
+            .arg(format!("{before}*"))
             .arg("COUNT")
             .arg(SCAN_COUNT)
             .query_async(&mut self.connection.clone())
             .await
             .doing("scanning the cache")?;
-        let name_of = |key: &String| key.strip_prefix(&before)?.strip_suffix(behind)?.parse::<Name>().ok();
-        let names: Vec<Name> = keys.iter().filter_map(name_of).collect();
+        let (mut names, mut foreign) = (BTreeSet::new(), Vec::new());
+        for key in keys {
+            let key = String::from_utf8_lossy(&key);
+            let name = key.strip_prefix(&before).and_then(|rest| {
+                rest.strip_suffix("}:version").or_else(|| rest.strip_suffix("}:value"))?.parse::<Name>().ok()
+            });
+            match name {
+                Some(name) => _ = names.insert(name),
+                None => foreign.push((key.into_owned(), "no record has such a key".to_owned())),
+            }
+        }
+        let names: Vec<Name> = names.into_iter().collect();
         let keys: Vec<String> = names.iter().map(|name| self.marker(name)).collect();
         let mut found = Vec::with_capacity(names.len());
         for (name, marker) in names.into_iter().zip(self.get_many(&keys).await?) {
-            if let Some(marker) = marker {
-                found.push((name, marked(&marker)?.0));
-            }
+            let read = marker.and_then(|bytes| marked(&bytes).ok());
+            found.push((name, read.map_or(Version::LOWEST, |(version, _)| version)));
         }
-        Ok(Scanned::new(found, Some(next).filter(|next| next != "0")))
+        Ok(Scanned::new(found, Some(next).filter(|next| next != "0")).foreign(foreign))
     }
 
     async fn begin_rebuild(&self) -> Result<Box<dyn Rebuilding>> {
@@ -324,6 +351,10 @@ impl Projection for CacheProjection {
 
     async fn check(&self) -> Result<Vec<Finding>> {
         Ok(judge(&info(&self.connection).await?))
+    }
+
+    fn forgets_after(&self) -> Option<Duration> {
+        self.settings.value_ttl.map(|_| self.settings.marker_ttl)
     }
 
     fn durable(&self) -> bool {

@@ -119,8 +119,11 @@ impl ReadModel for MutantReadModel {
     async fn scan(&self, scan: &Scan) -> Result<Vec<Row>> {
         let mut rows = self.model.scan(scan).await?;
         if self.is(ReadModelMutant::PayloadUnhashed) {
-            rows =
-                rows.into_iter().map(|row| Row::new(row.name, row.version, b"{}")).collect::<Result<_>>()?;
+            let times = (Time::default(), Time::default());
+            rows = rows
+                .into_iter()
+                .map(|row| Row::new(row.name, row.version, times, b"{}"))
+                .collect::<Result<_>>()?;
         }
         if self.is(ReadModelMutant::ScanForgets) && rows.len() > 1 {
             rows.remove(0);

@@ -74,17 +74,21 @@ pub async fn m12_a_scan_shows_every_record_once(harness: &impl ReadModelHarness)
     assert_eq!(scanned(&model, of_large).await.len(), count);
 }
 
-/// A hash is that of the name, the version and the value that is stored.
+/// A hash is that of the name, the version, the times and the value that is stored.
 pub async fn m12_a_scan_hashes_what_is_stored(harness: &impl ReadModelHarness) {
     let model = harness.open().await;
     let json = r#"{"b":[1.50,-0,1e3],"a":{"é":"\u00e9","n":null}}"#;
     apply(&model, block([change(1, 3, Some(json)), change(2, 1, Some("{}"))])).await;
     let rows = scanned(&model, Scan::new(10)).await;
     let version = Version::new(1, 3).expect("a version");
-    let expected = Row::new(Name::of(&change(1, 3, None)), version, json.as_bytes()).expect("a row");
+    let of = change(1, 3, None);
+    let times = (of.created_at, of.updated_at);
+    let row = |times, json: &str| Row::new(Name::of(&of), version, times, json.as_bytes()).expect("a row");
+    let expected = row(times, json);
     assert_eq!(rows.first(), Some(&expected));
-    let other = Row::new(rows[0].name.clone(), version, b"{}").expect("a row");
-    assert_ne!(rows[0].hash, other.hash);
+    assert_ne!(rows[0].hash, row(times, "{}").hash);
+    let later = (times.0, times.1.plus(std::time::Duration::from_micros(1)));
+    assert_ne!(rows[0].hash, row(later, json).hash);
     assert_ne!(rows[0].hash, rows[1].hash);
 }
 

@@ -151,10 +151,11 @@ fn missing(stores: &Stores<'_>, what: &str, others: &[Option<Tenant>]) -> Failur
     if stores.is_away() || stores.there == 0 {
         return Failure::dependency("unavailable", format!("nothing is known of {what}; {told}"));
     }
+    // Who else is a tenant is nobody's business who did not ask for it.
     let hint = if stores.sight.is_bound {
         "of this tenant, in the scopes that may be seen".to_owned()
-    } else if others.is_empty() {
-        "an event belongs to a tenant: --tenant".to_owned()
+    } else if others.is_empty() || !stores.names_others {
+        "an event belongs to a tenant: --tenant; --all-tenants names those that have one".to_owned()
     } else {
         format!("{}: give --tenant", known_to(others))
     };
@@ -414,7 +415,7 @@ async fn record(
     let Some((module, id)) = module_of(aggregate).zip(id_of(aggregate)) else { return Ok(Vec::new()) };
     // Records have tenants that are UUIDs; of others there is none.
     let Ok(owner) = tenant_id(tenant) else { return Ok(Vec::new()) };
-    let mut steps = Vec::new();
+    let (mut steps, mut is_deleted) = (Vec::new(), false);
     if let Some(records) = stores.records().await? {
         let found = match records.get(tenant, &module, id).await {
             Err(Error::NotFound(told)) => {
@@ -423,6 +424,7 @@ async fn record(
             }
             other => stores.answer("records", other)?,
         };
+        is_deleted = matches!(found, Some(None));
         steps.extend(found.map(|record| {
             match record {
                 Some(record) => {
@@ -443,6 +445,10 @@ async fn record(
         };
         if let Some((synced, version)) = stores.answer("read model", asked.await)? {
             let what = match version {
+                // A deletion is a version too.
+                Some(version) if is_deleted => {
+                    format!("it is at seq {} of the record, which is deleted", version.seq())
+                }
                 Some(version) => format!("it has the record at seq {}", version.seq()),
                 None => "it does not have the record yet".to_owned(),
             };

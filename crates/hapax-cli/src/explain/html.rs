@@ -40,7 +40,8 @@ dd { margin: 0; min-width: 0; overflow-wrap: anywhere; }
 .note { padding: .5rem .75rem; background: var(--band); border: 1px solid var(--line); border-radius: 6px; }
 ";
 
-pub fn page(life: &Life) -> String {
+/// The page. `reasons` says whether the life has reasons.
+pub fn page(life: &Life, reasons: bool) -> String {
     let (kind, name) = life.of.parts();
     let name = plain(name);
     let mut page = format!(
@@ -74,9 +75,13 @@ pub fn page(life: &Life) -> String {
         }
     }
     let _ = writeln!(page, "<h2>Not shown</h2>\n<p class=\"note\">{}</p>", plain(&life.not_recorded));
-    page.push_str(
-        "<p class=\"note\">Payloads, the values of headers and the bodies of answers are left out.</p>\n",
-    );
+    page.push_str(if reasons {
+        "<p class=\"note\">Payloads, the values of headers and the bodies of answers are left out. Reasons are shown as they were \
+         written, without what looks like a password or a token: they may quote a payload.</p>\n"
+    } else {
+        "<p class=\"note\">Payloads, the values of headers, the bodies of answers and the reasons of failures and of operators are \
+         left out.</p>\n"
+    });
     page.push_str("</body>\n</html>\n");
     page
 }
@@ -147,7 +152,7 @@ mod tests {
             stores: Vec::new(),
             not_recorded: "Nothing.".into(),
         };
-        let page = page(&life);
+        let page = page(&life, false);
         assert!(page.contains("<li class=\"gap\">… 3 h 12 min …</li>"), "{page}");
         assert!(
             page.contains("&lt;script&gt;") && !page.contains("<script") && !page.contains("<b>"),

@@ -6,6 +6,8 @@ use hapax::{EventId, Time};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
+use super::mask::masked;
+
 /// A pause between two steps that is worth a line.
 const GAP_MIN: Duration = Duration::from_secs(60);
 
@@ -175,6 +177,18 @@ impl Life {
         let event = step.event.as_ref().filter(|_| !self.is_of_one());
         let event = event.map(|id| ("event".to_owned(), id.clone())).into_iter();
         event.chain(step.facts.iter().map(|(name, value)| (name.replace('_', " "), text(value)))).collect()
+    }
+
+    /// Masks secrets in reasons, which come from outside; or leaves the reasons out.
+    pub fn hide_secrets(&mut self, keep_reasons: bool) {
+        for step in &mut self.steps {
+            step.facts.retain(|(name, _)| keep_reasons || *name != "reason");
+            for (name, value) in &mut step.facts {
+                if let ("reason", Value::String(text)) = (*name, &mut *value) {
+                    *text = masked(text);
+                }
+            }
+        }
     }
 
     /// Whether its steps are of one event: then each need not name it.

@@ -9,6 +9,8 @@ pub mod gather;
 mod html;
 pub mod life;
 mod markdown;
+mod mask;
+mod output;
 pub mod stores;
 mod text;
 
@@ -25,7 +27,9 @@ use crate::print;
 /// Show the whole life of an event: key, journal, relay, every scope, read model
 ///
 /// Asks the stores that are there what they recorded, and shows it in order. A store that does not answer is
-/// named, and the exit code is 3. Payloads and the values of headers are never shown; their sizes are.
+/// named, and the exit code is 3. Payloads and the values of headers are never shown; their sizes are. Reasons are
+/// what handlers and operators wrote: passwords and tokens in them are masked, and an HTML page has none unless
+/// --reasons asks for them.
 #[derive(Debug, Args)]
 #[command(
     override_usage = "hapax explain <ID | --key K | --aggregate A>\n       [--tenant T] [--json | --html FILE | --md]",
@@ -40,9 +44,15 @@ pub struct ExplainArgs {
     /// Whose data it is
     #[arg(long)]
     tenant: Option<Tenant>,
+    /// If this tenant has nothing of it, name the tenants that have
+    #[arg(long)]
+    all_tenants: bool,
     /// Write the report to this file, as one HTML page that needs no other
     #[arg(long, value_name = "FILE", conflicts_with = "md")]
     html: Option<PathBuf>,
+    /// Show the reasons of failures in the HTML page too: they may quote payloads
+    #[arg(long, requires = "html")]
+    reasons: bool,
     /// Print the report as Markdown
     #[arg(long)]
     md: bool,
@@ -71,15 +81,22 @@ pub async fn run(global: &Global, args: &ExplainArgs) -> Result<u8, Failure> {
     }
     let config = global.load()?;
     let (mut stores, tenant) = (stores::Stores::new(global, &config), args.tenant.as_ref());
-    let life = match &args.of {
+    stores.names_others = args.all_tenants;
+    let file = args.html.as_deref().map(output::File::new).transpose()?;
+    let mut life = match &args.of {
         SubjectArgs { id: Some(id), .. } => gather::event(&mut stores, tenant, id).await?,
         SubjectArgs { key: Some(key), .. } => gather::key(&mut stores, tenant, key).await?,
         SubjectArgs { aggregate: Some(of), .. } => gather::aggregate(&mut stores, tenant, of).await?,
         SubjectArgs { .. } => return Err(Failure::config("name an event, a --key or an --aggregate")),
     };
+    life.hide_secrets(file.is_none() || args.reasons);
     let is_away = life.stores.iter().any(|told| told.unreachable);
-    match &args.html {
-        Some(file) => write(file, &html::page(&life))?,
+    match file {
+        Some(file) => {
+            file.write(&html::page(&life, args.reasons))?;
+            let name = args.html.as_deref().unwrap_or(Path::new("")).display().to_string();
+            print::line(&format!("{} is written", print::escaped(&name)))?;
+        }
         None if args.md => print::line(markdown::page(&life).trim_end())?,
         None if global.json => {
             let value = serde_json::to_value(&life);
@@ -90,14 +107,4 @@ pub async fn run(global: &Global, args: &ExplainArgs) -> Result<u8, Failure> {
         None => text::show(&life)?,
     }
     Ok(if is_away { failure::DEPENDENCY } else { 0 })
-}
-
-/// Writes a file whole or not at all.
-fn write(file: &Path, page: &str) -> Result<(), Failure> {
-    let mut part = file.to_owned().into_os_string();
-    part.push(".part");
-    std::fs::write(&part, page)
-        .and_then(|()| std::fs::rename(&part, file))
-        .map_err(|error| Failure::dependency("output", format!("--html {}: {error}", file.display())))?;
-    print::line(&format!("{} is written", print::escaped(&file.display().to_string())))
 }

@@ -28,6 +28,8 @@ pub struct Stores<'c> {
     pub told: Vec<Told>,
     /// How many stores could be asked.
     pub there: usize,
+    /// Whether other tenants may be named.
+    pub names_others: bool,
 }
 
 /// What the one who asks may see. Whoever opens the stores may see everything in them; a caller of a server may
@@ -59,7 +61,15 @@ pub struct Open {
 
 impl<'c> Stores<'c> {
     pub fn new(global: &'c Global, config: &'c Config) -> Self {
-        Stores { global, config, open: None, sight: Sight::default(), told: Vec::new(), there: 0 }
+        Stores {
+            global,
+            config,
+            open: None,
+            sight: Sight::default(),
+            told: Vec::new(),
+            there: 0,
+            names_others: false,
+        }
     }
 
     /// Those of a server, for one of its callers.

@@ -42,7 +42,7 @@ enum ProjectCommand {
         after_help = "Example: hapax project rebuild --to opensearch:http://localhost:9200/records --archive s3://events/archive"
     )]
     Rebuild(HistoryArgs),
-    /// Compare a projection with the journal and its archive; exit 1 and list what differs
+    /// Compare a projection with the records; exit 1 and list what differs
     #[command(
         override_usage = "hapax project verify --to <URL> [OPTIONS]",
         after_help = "Example: hapax project verify --to cache:redis://localhost --wait 10s"
@@ -84,7 +84,7 @@ struct HistoryArgs {
 #[derive(Debug, Args)]
 pub(crate) struct VerifyArgs {
     #[command(flatten)]
-    history: HistoryArgs,
+    to: ToArgs,
     /// How long to wait for what is still on its way
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "5s")]
     wait: Duration,
@@ -155,7 +155,9 @@ async fn make_anew(global: &Global, args: &HistoryArgs) -> Result<u8, Failure> {
     let journal: Arc<dyn Journal> = open::existing_journal(global, &config).await?;
     let archive = archive(&config, args.archive.as_deref()).await?;
     let projection = projection(&config, ProjectionUse::Rebuild).await?;
-    let mut history = History::open(&*journal, archive.as_deref(), config.analytics.generation).await?;
+    let records = open::records_of_all(global, &config).await?;
+    let generation = config.analytics.generation;
+    let mut history = History::open(&*journal, &*records, archive.as_deref(), generation).await?;
     let rebuilt = rebuild(&*projection, &mut history).await.map_err(incomplete)?;
     if global.json {
         let examples = rebuilt
@@ -183,7 +185,7 @@ async fn make_anew(global: &Global, args: &HistoryArgs) -> Result<u8, Failure> {
 
 /// Compares a projection. Also `hapax verify search` and `hapax verify cache`, which take one kind of URL.
 pub(crate) async fn compare(global: &Global, args: &VerifyArgs, kind: Option<&str>) -> Result<u8, Failure> {
-    let config = args.history.to.load(global, &[])?;
+    let config = args.to.load(global, &[])?;
     if let (Some(kind), Some(url)) = (kind, &config.projection.url)
         && !url.starts_with(kind)
     {
@@ -191,24 +193,32 @@ pub(crate) async fn compare(global: &Global, args: &VerifyArgs, kind: Option<&st
         return Err(Failure::config(format!("{shown} is another kind of projection; --to takes {kind}…")));
     }
     let journal = open::existing_journal(global, &config).await?;
-    let archive = archive(&config, args.history.archive.as_deref()).await?;
+    let records = open::records_of_all(global, &config).await?;
     let projection = projection(&config, ProjectionUse::Run).await?;
-    let mut history = History::open(&*journal, archive.as_deref(), config.analytics.generation).await?;
-    let verified = verify(&*projection, &mut history, args.wait).await.map_err(incomplete)?;
-    let (count, listed) = (verified.differences.len(), verified.differences.iter().take(args.limit));
+    let history = History::open(&*journal, &*records, None, config.analytics.generation).await?;
+    let verified = verify(&*projection, &history, args.wait).await?;
+    let count = verified.differences.len() + verified.foreign.len();
+    let of_records = verified.differences.iter().map(|(name, what)| (name.to_string(), what.to_string()));
+    let foreign =
+        verified.foreign.iter().map(|(what, why)| (what.clone(), format!("does not belong there: {why}")));
+    let listed = of_records.chain(foreign).take(args.limit);
     if global.json {
-        let listed =
-            listed.map(|(name, what)| json!({"record": name.to_string(), "difference": what.to_string()}));
+        let listed = listed.map(|(name, what)| json!({"record": name, "difference": what}));
         print::json(&json!({
-            "records": verified.records, "differences": count, "listed": listed.collect::<Vec<_>>(),
+            "records": verified.records, "differences": count, "moving": verified.moving,
+            "listed": listed.collect::<Vec<_>>(),
         }))?;
     } else {
         for (name, what) in listed {
-            print::line(&format!("{name}: {what}"))?;
+            print::line(&print::escaped(&format!("{name}: {what}")))?;
         }
         let records = counted(verified.records, "record", "records");
         let differ = if count == 0 { "all equal".to_owned() } else { format!("{count} differ") };
-        print::line(&format!("{records} compared, {differ}"))?;
+        let moving = match verified.moving {
+            0 => String::new(),
+            moving => format!(", {moving} still in motion"),
+        };
+        print::line(&format!("{records} compared, {differ}{moving}"))?;
     }
     Ok(if count == 0 { 0 } else { failure::BROKEN_PROMISE })
 }

@@ -23,7 +23,11 @@ pub(super) async fn run(global: &Global, args: &StatusArgs) -> Result<u8, Failur
     let config = args.to.load(global, &[("relay.topic", "--topic", args.topic.topic.clone())])?;
     let topic = config.relay.topic.clone();
     let settings = config.projector_settings(args.topic.scope.clone(), topic.clone())?;
-    let projection = projection(&config, ProjectionUse::Run).await?;
+    let opened = projection(&config, ProjectionUse::Run).await;
+    // A projection that is gone cannot be relied on; nothing is wrong with the flags.
+    let projection = opened.map_err(|failure| {
+        if failure.is_missing() { failure.exits(failure::BROKEN_PROMISE) } else { failure }
+    })?;
     let findings = projection.check().await?;
     let bus = open::bus_of(global, &config, std::slice::from_ref(&topic)).await?;
     let partitions = bus.topic(&topic).await?.map_or(0, |info| info.partitions);

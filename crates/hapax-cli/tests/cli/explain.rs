@@ -253,7 +253,10 @@ fn what_nobody_knows_is_not_found_and_mistakes_are_told() {
     let command = Sample::Python.handler(dir, UNTIL_FIXED);
     consume(dir, &command, &STRICT).code(0);
     for of in [&["e-1"][..], &["--aggregate", "order-1"]] {
-        let told = explain(dir, of).code(4).err;
+        // Who else is a tenant is told to those who ask for it.
+        let told = explain(dir, &[of, &["--tenant", "initech"]].concat()).code(4).err;
+        assert!(!told.contains("acme") && told.contains("--all-tenants"), "{told}");
+        let told = explain(dir, &[of, &["--all-tenants"]].concat()).code(4).err;
         assert!(told.contains("the ledger knows one of tenant acme"), "{told}");
         let told = explain(dir, &[of, &["--tenant", "acme"]].concat()).code(0).out;
         assert!(told.contains("tenant acme") && told.contains("done"), "{told}");
@@ -306,11 +309,15 @@ fn the_page_is_one_file_without_scripts_and_links() {
             "<!doctype html>",
             "prefers-color-scheme: dark",
             "default-src 'none'",
-            "no such order",
+            "reasons of failures and of operators are left out",
             "dead after 1 attempt",
         ] {
             assert!(page.contains(part), "{part}: {page}");
         }
+        assert!(!page.contains("no such order"), "a reason may quote a payload: {page}");
+        explain(dir, &[of, &["--html", "page.html", "--reasons"]].concat()).code(0);
+        let page = std::fs::read_to_string(dir.join("page.html")).unwrap();
+        assert!(page.contains("no such order") && page.contains("may quote a payload"), "{page}");
         std::fs::remove_file(dir.join("page.html")).unwrap();
     }
     explain(dir, &["nope", "--html", "page.html"]).code(4);
@@ -367,4 +374,50 @@ fn hostile_names_stay_text_in_every_format() {
     }
     let told = explain(dir, &["\u{1b}[2J\u{202e}nobody"]).code(4).err;
     assert!(!told.contains(is_unsafe) && told.contains("\\u{1b}[2J"), "{told:?}");
+}
+
+/// A reason quotes what failed: passwords and tokens in it are masked in every format, and a page has no reason at all.
+#[test]
+fn t356_secrets_in_reasons_are_not_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    produce(dir, &line("a1", 1, "break"));
+    let handler = "raise Fatal('postgres://me:hunter2@db password=hunter2 Bearer hunter2 of order 17')";
+    let command = Sample::Python.handler(dir, handler);
+    consume(dir, &command, &STRICT).code(0);
+    for format in [&[][..], &["--md"], &["--json"]] {
+        let told = explain(dir, &[&["a1"], format].concat()).code(0).out;
+        assert!(!told.contains("hunter2") && told.contains("of order 17"), "{told}");
+    }
+    explain(dir, &["a1", "--html", "page.html"]).code(0);
+    let page = std::fs::read_to_string(dir.join("page.html")).unwrap();
+    assert!(!page.contains("hunter2") && !page.contains("order 17"), "{page}");
+    explain(dir, &["a1", "--html", "page.html", "--reasons"]).code(0);
+    let page = std::fs::read_to_string(dir.join("page.html")).unwrap();
+    assert!(!page.contains("hunter2") && page.contains("order 17"), "{page}");
+}
+
+/// A page replaces a file, behind a link too, and nothing else; it is its owner's, and nothing is left beside it.
+#[test]
+#[cfg(unix)]
+fn t357_a_page_replaces_files_only() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    produce(dir, &line("a1", 1, ""));
+    consume(dir, &Sample::Python.handler(dir, UNTIL_FIXED), &STRICT).code(0);
+    std::fs::create_dir(dir.join("folder")).unwrap();
+    let told = explain(dir, &["a1", "--html", "folder"]).code(2).err;
+    assert!(told.contains("--html folder is no file"), "{told}");
+    std::fs::write(dir.join("real.html"), "old").unwrap();
+    std::os::unix::fs::symlink("real.html", dir.join("link.html")).unwrap();
+    explain(dir, &["a1", "--html", "link.html"]).code(0);
+    assert!(dir.join("link.html").symlink_metadata().unwrap().is_symlink());
+    assert!(std::fs::read_to_string(dir.join("real.html")).unwrap().contains("<!doctype html>"));
+    let mode = dir.join("real.html").metadata().unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    std::os::unix::fs::symlink("nowhere.html", dir.join("loose.html")).unwrap();
+    explain(dir, &["a1", "--html", "loose.html"]).code(2);
+    let names = std::fs::read_dir(dir).unwrap().map(|one| one.unwrap().file_name().into_string().unwrap());
+    assert!(names.filter(|name| name.contains("part")).count() == 0, "nothing is left");
 }

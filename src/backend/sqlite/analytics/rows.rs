@@ -181,7 +181,9 @@ pub(super) fn list(conn: &Connection, of: &Selection, page: ListPage) -> Result<
 pub(super) fn scan(conn: &Connection, scan: &Scan) -> Result<Vec<analytics::Row>> {
     let what = "scanning a read model";
     let (page, values) = page(scan, ["tenant", "module", "id"]);
-    let sql = format!("SELECT tenant, module, id, generation, seq, payload FROM main.hapax_read_row {page}");
+    let sql = format!(
+        "SELECT tenant, module, id, generation, seq, payload, created_at, updated_at FROM main.hapax_read_row {page}"
+    );
     let mut statement = conn.prepare_cached(&sql).doing(what)?;
     let mut rows = statement.query(params_from_iter(values)).doing(what)?;
     let (mut found, mut bytes) = (Vec::new(), 0);
@@ -193,7 +195,8 @@ pub(super) fn scan(conn: &Connection, scan: &Scan) -> Result<Vec<analytics::Row>
         let payload = row.get_ref(5).doing(what)?;
         let payload = payload.as_bytes().map_err(|error| Error::Corrupt(format!("{what}: {error}")))?;
         bytes += payload.len();
-        found.push(analytics::Row::new(name, version, payload)?);
+        let time = |at: usize| row.get(at).map(Time::from_micros).doing(what);
+        found.push(analytics::Row::new(name, version, (time(6)?, time(7)?), payload)?);
         if bytes >= LIST_BYTES_MAX {
             break;
         }
