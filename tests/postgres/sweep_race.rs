@@ -455,16 +455,15 @@ impl Stage {
             let granted = said.is_some_and(|said| !said.first.is_empty());
             let ended = said.and_then(|said| said.ended);
             match (kind, count, now.name()) {
-                (Kind::Once, 0, "duplicate") => {}
                 (Kind::Once, 0, "too_old") if ended.is_none() => {}
-                (Kind::Once, 1.., _) => fault("doubled"),
                 (Kind::Never, 0, "claimed" | "retry_later") if granted => {}
                 (Kind::Done, 0, "stale") if claim.order.is_some() => {}
-                (Kind::Done, 0, "duplicate" | "too_old")
+                (Kind::Once, 0, "duplicate")
+                | (Kind::Done, 0, "duplicate" | "too_old")
                 | (Kind::Never, 0, "too_old" | "busy")
                 | (Kind::Due | Kind::Lapsed, 0, "claimed" | "busy" | "retry_later")
                 | (Kind::Due | Kind::Lapsed | Kind::Never, 1, "duplicate") => {}
-                (_, 2.., _) | (Kind::Done, 1, _) => fault("doubled"),
+                (_, 2.., _) | (Kind::Done | Kind::Once, 1, _) => fault("doubled"),
                 (_, 1, "claimed") => fault("would be doubled"),
                 (_, 0, _) => fault("lost"),
                 (_, 1, _) => fault("wrong answer"),
