@@ -74,7 +74,8 @@ impl<'c> Stores<'c> {
 
     /// Those of a server, for one of its callers.
     pub fn of_server(global: &'c Global, config: &'c Config, open: Open, sight: Sight) -> Self {
-        Stores { open: Some(open), sight, ..Stores::new(global, config) }
+        let names_others = !sight.is_bound;
+        Stores { open: Some(open), sight, names_others, ..Stores::new(global, config) }
     }
 
     /// One that is open already.
