@@ -54,6 +54,7 @@ export type Route =
 
 /** The codes of problems; `docs/errors/<code>.md` explains each. */
 export const CODES: ReadonlySet<string> = new Set([
+  "answer-erased",
   "answer-too-large",
   "body-too-large",
   "body-unreadable",

@@ -59,6 +59,7 @@ Route = Literal[
 
 CODES = frozenset(
     (
+        "answer-erased",
         "answer-too-large",
         "body-too-large",
         "body-unreadable",

@@ -356,8 +356,10 @@ fn the_description_is_of_all_routes() {
                 }
             }
             if method == "post" {
-                for status in ["408", "413", "415"] {
-                    assert!(answers.contains_key(status), "{what} {status}");
+                // What takes no body cannot refuse its type.
+                let body = operation["requestBody"].is_object();
+                for status in ["408", "413", "415"].iter().take(if body { 3 } else { 2 }) {
+                    assert!(answers.contains_key(*status), "{what} {status}");
                 }
             }
             // And each of them is there: what it refuses is the empty body, or what it names.
