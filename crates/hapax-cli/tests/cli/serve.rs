@@ -362,6 +362,9 @@ fn the_description_is_of_all_routes() {
                     assert!(answers.contains_key(*status), "{what} {status}");
                 }
             }
+            if path == "/v1/overview/live" {
+                continue; // its answer has no end
+            }
             // And each of them is there: what it refuses is the empty body, or what it names.
             let mut called = path.clone();
             for (name, value) in
