@@ -30,6 +30,10 @@ bench *ARGS="all":
 torture *ARGS:
     scripts/torture {{ARGS}}
 
+# a command beside busy loops and a disk that is written all the time
+hogs *COMMAND:
+    scripts/hogs {{COMMAND}}
+
 # the parsers of outside bytes
 fuzz *ARGS:
     scripts/fuzz {{ARGS}}
@@ -37,6 +41,10 @@ fuzz *ARGS:
 # scripts/test in a new, minimal Debian; needs root
 fresh *PARTS:
     scripts/fresh {{PARTS}}
+
+# the pictures of docs/page.md, from what the last `just test page` saw
+pictures:
+    scripts/pictures
 
 docs:
     cargo doc --no-deps --workspace --all-features --open

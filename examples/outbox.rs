@@ -11,9 +11,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax::backend::sqlite::{SqliteJournal, SqliteLedger};
+use hapax::backend::sqlite::{SqliteJournal, SqliteLedger, SqliteTransaction};
 use hapax::bus::{Bus, EmbeddedBus, TopicSettings};
-use hapax::consumer::{Consumer, Guarantee, transactional};
+use hapax::consumer::{Consumer, Handled, TransactionalHandler};
 use hapax::journal::{Append, Checkpoint, Expected, JournalSettings};
 use hapax::ledger::Settings;
 use hapax::ledger::TransactionalLedger;
@@ -115,16 +115,20 @@ async fn embedded(dir: &Path) -> Fallible<()> {
     let ledger = SqliteLedger::open(&file, Settings::default())?;
     let applied = Connection::open(&file)?;
     applied.execute("CREATE TABLE applied (id TEXT)", [])?;
-    let apply = transactional::<SqliteLedger, _>(|tx, event| {
-        Box::pin(async move {
-            tx.execute("INSERT INTO applied VALUES (?1)", [event.id.as_str()])?;
-            Ok(())
-        })
-    });
     let bus = Arc::new(EmbeddedBus::open(dir.join("bus.db"))?);
-    let published = deliver(Arc::new(journal), bus, ledger, apply, "orders", written).await?;
+    let published = deliver(Arc::new(journal), bus, ledger, Applied, "orders", written).await?;
     let applied: i64 = applied.query_row("SELECT count(*) FROM applied", [], |row| row.get(0))?;
     tell(written, published, applied)
+}
+
+/// Stores which events were applied, in the transaction of their claim.
+struct Applied;
+
+impl TransactionalHandler<SqliteTransaction> for Applied {
+    async fn handle(&self, tx: &mut SqliteTransaction, event: &Event) -> Handled {
+        tx.execute("INSERT INTO applied VALUES (?1)", [event.id.as_str()])?;
+        Ok(())
+    }
 }
 
 /// The orders, and the first five once more, as repeated requests.
@@ -138,7 +142,7 @@ async fn deliver<L: TransactionalLedger>(
     journal: Arc<dyn Journal>,
     bus: Arc<dyn Bus>,
     ledger: L,
-    apply: impl Guarantee<L> + 'static,
+    apply: impl TransactionalHandler<L::Transaction>,
     topic: &str,
     written: u64,
 ) -> Fallible<u64> {
@@ -146,7 +150,7 @@ async fn deliver<L: TransactionalLedger>(
     bus.create_topic(&topic, TopicSettings::new(2)).await?;
     let consumer = Consumer::builder(bus.clone(), ledger).scope("shipping").topic(topic.as_str()).build()?;
     let handle = consumer.handle();
-    let consuming = tokio::spawn(consumer.run(apply));
+    let consuming = tokio::spawn(consumer.transactional(apply));
 
     let name = RelayName::new("outbox")?;
     let mut published = 0;
@@ -186,11 +190,26 @@ fn tell(written: u64, published: u64, applied: i64) -> Fallible<()> {
 /// Runs on PostgreSQL and Kafka.
 #[cfg(all(feature = "postgres", feature = "kafka"))]
 mod servers {
-    use hapax::backend::postgres::{PgJournal, PgJournalSettings, PgLedger, PgSettings};
+    use hapax::backend::postgres::{PgJournal, PgJournalSettings, PgLedger, PgSettings, PgTx};
     use hapax::bus::kafka::{KafkaBus, KafkaSettings};
     use sqlx::AssertSqlSafe;
 
-    use super::{Arc, Fallible, deliver, fails, placed, requests, tell, transactional};
+    use super::{
+        Arc, Event, Fallible, Handled, TransactionalHandler, deliver, fails, placed, requests, tell,
+    };
+
+    /// Stores which events were applied, in the transaction of their claim.
+    struct Applied {
+        insert: String,
+    }
+
+    impl TransactionalHandler<PgTx> for Applied {
+        async fn handle(&self, tx: &mut PgTx, event: &Event) -> Handled {
+            let row = sqlx::query(AssertSqlSafe(self.insert.clone())).bind(event.id.as_str());
+            row.execute(&mut **tx).await?;
+            Ok(())
+        }
+    }
 
     pub async fn run(postgres: &str, kafka: &str) -> Fallible<()> {
         // A separate schema and topic, so that it can run again and beside others.
@@ -222,15 +241,7 @@ mod servers {
         let mut settings = PgSettings::default();
         settings.schema.clone_from(&name);
         let ledger = PgLedger::with_pool(pool.clone(), settings).await?;
-        let insert = format!("insert into {name}.applied values ($1)");
-        let apply = transactional::<PgLedger, _>(move |tx, event| {
-            let insert = insert.clone();
-            Box::pin(async move {
-                let row = sqlx::query(AssertSqlSafe(insert)).bind(event.id.as_str());
-                row.execute(&mut **tx).await?;
-                Ok(())
-            })
-        });
+        let apply = Applied { insert: format!("insert into {name}.applied values ($1)") };
         let bus = Arc::new(KafkaBus::connect(KafkaSettings::new(kafka)).await?);
         let published = deliver(Arc::new(journal), bus, ledger, apply, &name, written).await?;
         let count = sqlx::query_scalar(AssertSqlSafe(format!("select count(*) from {name}.applied")));

@@ -107,9 +107,9 @@ async fn main() -> Fallible<ExitCode> {
         Ok(None) => println!("{USAGE}"),
         Ok(Some(servers)) if servers.consumes => consume_until_killed(&servers).await?,
         Ok(Some(servers)) => {
-            let told = story(&servers).await;
+            let answer = story(&servers).await;
             remove(&servers).await?;
-            println!("{}", told?);
+            println!("{}", answer?);
         }
         Err(problem) => {
             eprintln!("three_layers: {problem}");

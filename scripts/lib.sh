@@ -6,6 +6,17 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 say() { printf '%s\n' "$*" >&2; }
 die() { say "${0##*/}: $*"; exit 1; }
 
+# The TypeScript client needs this one (its package.json says so).
+node_min=20.4
+
+need_node() {
+  local version major minor
+  version=$(node --version) || die "node is not installed: $node_min or later is needed"
+  IFS=. read -r major minor _ <<<"${version#v}"
+  ((major > ${node_min%.*} || (major == ${node_min%.*} && minor >= ${node_min#*.}))) \
+    || die "node is $version: $node_min or later is needed"
+}
+
 # PostgreSQL refuses to run as root: as root, servers run as the user `postgres` if there is one, else `nobody`.
 service_user() {
   if [ "$(id -u)" != 0 ]; then id -un; else id -un postgres 2>/dev/null || echo nobody; fi

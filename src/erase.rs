@@ -13,7 +13,8 @@
 //! So histories stay gapless, and whoever reads them again (a relay, a consumer, a rebuild) comes to the
 //! same end. An erased event of a record reads as a deletion under its own version.
 //!
-//! An [`Eraser`] does this for one database. The records themselves are deleted through
+//! An [`Eraser`] does this for one database, and may touch only hapax's own tables in it: never
+//! rows of yours, nor another store. The records themselves are deleted through
 //! [`Records`](crate::records::Records) first: an eraser never writes a record.
 
 // Each backend uses some of it.

@@ -51,10 +51,12 @@ pub enum Error {
         /// The Monday the week starts on.
         monday: String,
     },
-    /// The token no longer holds the lease. Nothing was changed.
+    /// The caller no longer holds the lease, the leadership or the partition: it expired, or was
+    /// taken over. Nothing was changed, and trying again is useless: whoever holds it now does the
+    /// work. Drop what was in progress.
     #[error("fenced: {what}")]
     Fenced {
-        /// Whose lease, and the current state of the entry.
+        /// What the caller no longer holds, and who or what holds it now, if that is known.
         what: String,
     },
     /// An expectation did not hold.
@@ -106,12 +108,13 @@ pub enum Error {
 /// The codes of problems (RFC 9457) that only a server has, besides those of [`Error`] and of keyed
 /// writes. Servers and clients share them.
 #[cfg(any(feature = "axum", feature = "client"))]
-pub const SERVER_CODES: [&str; 14] = [
+pub const SERVER_CODES: [&str; 15] = [
     "route-unknown",
     "method-not-allowed",
     "json-invalid",
     "media-type",
     "request-timeout",
+    "head-too-large",
     "host-forbidden",
     "origin-forbidden",
     "forbidden",

@@ -130,8 +130,8 @@ impl Event {
 
     /// The fingerprint, unless the event is only an id and so has no immutable part to compare.
     pub(crate) fn fingerprint_if_any(&self) -> Option<Fingerprint> {
-        let told = !self.payload.is_empty() || self.kind.is_some() || self.seq.is_some();
-        told.then(|| self.fingerprint())
+        let has_content = !self.payload.is_empty() || self.kind.is_some() || self.seq.is_some();
+        has_content.then(|| self.fingerprint())
     }
 
     /// The hash of the immutable part: kind, aggregate, seq and payload. See [`Fingerprint`].
@@ -333,7 +333,7 @@ fn is_sound(json: &str) -> bool {
 }
 
 /// How deeply brackets nest, ignoring those in strings.
-fn depth(json: &[u8]) -> usize {
+pub(crate) fn depth(json: &[u8]) -> usize {
     let (mut depth, mut deepest, mut in_string, mut escaped) = (0usize, 0, false, false);
     for byte in json {
         match byte {

@@ -170,7 +170,7 @@ impl EventId {
         std::str::from_utf8(text)
             .ok()
             .and_then(|text| EventId::new(text).ok())
-            .ok_or_else(|| Error::Corrupt(format!("an id key of {} bytes that is no id", key.len())))
+            .ok_or_else(|| Error::Corrupt(format!("an id key of {} bytes that is not an id", key.len())))
     }
 
     /// The milliseconds since 1970 that a UUIDv7 carries.

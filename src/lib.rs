@@ -40,6 +40,7 @@ mod secret;
 pub mod clock;
 pub mod error;
 pub mod event;
+pub mod exact;
 pub mod id;
 
 // The path of an event, in order. 0: written once, whatever a client repeats.

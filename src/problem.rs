@@ -112,11 +112,11 @@ impl Problem {
         tracing::warn!(target: "hapax", error = %error.chain(), "a request could not be served");
         let (title, detail) = if status == StatusCode::SERVICE_UNAVAILABLE {
             (
-                "A database is away or busy",
+                "A database is unavailable or busy",
                 "the request may or may not have been carried out; send the same request again",
             )
         } else {
-            ("The server has failed", "the server's log says why")
+            ("The server failed", "the server's log says why")
         };
         Problem::new(status, error.code(), title, detail)
     }

@@ -61,13 +61,13 @@ pub(crate) async fn sweep_on(guard: WeakCore) {
         if let Err(error) = core.make_ahead().await
             && !error.is_retryable()
         {
-            tracing::warn!(target: "hapax", error = %error.chain(), "the coming week could not be made ahead; it will be made on demand");
+            tracing::warn!(target: "hapax", error = %error.chain(), "could not create next week's partition in advance; it will be created on demand");
         }
         match core.sweep().await {
             Ok(swept) if swept.paused_until.is_some() => tracing::warn!(
                 target: "hapax",
                 paused_until = %swept.paused_until.unwrap_or_default(),
-                "the ledger's clock moved on by more than half the retention since the sweep before; in case the clock jumped, nothing is deleted for a whole retention"
+                "the ledger's clock advanced by more than half the retention since the last sweep; in case it jumped, nothing is deleted for a whole retention"
             ),
             Ok(swept) => tracing::info!(
                 target: "hapax",

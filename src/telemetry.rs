@@ -25,7 +25,7 @@ use metrics::{Key, KeyName, Label, Metadata, SharedString, Unit};
 
 use crate::error::{Error, Result};
 use crate::id::Scope;
-use crate::ledger::{Outcome, Settled, Swept, Verdict};
+use crate::ledger::{Layer, Outcome, ScopeOf, Settled, SkipBatch, Swept, Verdict};
 
 pub(crate) use feed::FeedMeter;
 use relay::RELAY;
@@ -90,10 +90,12 @@ const LAG: &str = "consumer_lag";
 const REBALANCES: &str = "consumer_rebalances_total";
 const REMOVED: &str = "consumer_removed_total";
 const AWAY: &str = "consumer_ledger_outages_total";
+const PREVENTED: &str = "dedup_prevented_total";
+const UNLOGGED: &str = "dedup_unlogged_skips_total";
 const SCOPE: &str = "consumer_scope_id";
 
 /// All metrics.
-pub const METRICS: [Metric; 37] = [
+pub const METRICS: [Metric; 39] = [
     metric(CLAIMS, Kind::Counter, &[SCOPE, "outcome"], "Claims by what they came to"),
     metric(CHECKS, Kind::Counter, &["result"], "Checks before processing, by what they came to"),
     metric(DURATION, Kind::Histogram, &[SCOPE, "result"], "How long handlers ran, in seconds"),
@@ -103,6 +105,8 @@ pub const METRICS: [Metric; 37] = [
         &[SCOPE, "verdict", "result"],
         "Settlings by verdict and what came of them",
     ),
+    metric(PREVENTED, Kind::Counter, &[SCOPE, "layer"], "Effects that were not done twice"),
+    metric(UNLOGGED, Kind::Counter, &[], "Skips that were too many at once to be logged"),
     metric(LEASES_LOST, Kind::Counter, &[SCOPE, "cause"], "Leases lost while the handler ran"),
     metric(DEAD_LETTERS, Kind::Counter, &[SCOPE, "result"], "Dead events handed to the dead letters"),
     metric(SWEPT_ENTRIES, Kind::Counter, &[], "Entries forgotten after the retention"),
@@ -111,26 +115,16 @@ pub const METRICS: [Metric; 37] = [
     metric(WINDOW_CHECKS, Kind::Counter, &["result"], "Looks into the window, by what they came to"),
     metric(WINDOW_UNREMEMBERED, Kind::Counter, &[], "Done events that could not be written to the window"),
     metric(REUSED, Kind::Counter, &[], "Deliveries of reused ids that were let pass as the original"),
-    metric(
-        DELIVERIES,
-        Kind::Counter,
-        &[SCOPE, "ending"],
-        "Deliveries that are through, by what became of them",
-    ),
-    metric(IN_FLIGHT, Kind::Gauge, &[SCOPE], "Deliveries in memory that are not through"),
+    metric(DELIVERIES, Kind::Counter, &[SCOPE, "ending"], "Finished deliveries, by outcome"),
+    metric(IN_FLIGHT, Kind::Gauge, &[SCOPE], "Deliveries in memory that are not finished"),
     metric(DISTANCE, Kind::Gauge, &[SCOPE], "Received offsets that the watermark has not passed"),
     metric(PAUSED, Kind::Gauge, &[SCOPE], "Partitions that pause because too much is in memory or held"),
     metric(HELD, Kind::Gauge, &[SCOPE], "Events that the scope holds in the ledger"),
     metric(LAG, Kind::Gauge, &[SCOPE], "Records behind the end of this process's partitions"),
     metric(REBALANCES, Kind::Counter, &[SCOPE], "Changes of assignment"),
     metric(REMOVED, Kind::Counter, &[SCOPE], "Records that retention removed before they were read"),
-    metric(AWAY, Kind::Counter, &[SCOPE], "Deliveries that met a ledger that did not answer"),
-    metric(
-        JOURNAL_REUSED,
-        Kind::Counter,
-        &[],
-        "Events that were not stored because their id stood for another",
-    ),
+    metric(AWAY, Kind::Counter, &[SCOPE], "Deliveries while the ledger did not answer"),
+    metric(JOURNAL_REUSED, Kind::Counter, &[], "Events not stored because their id was already used"),
     metric(relay::PUBLISHED, Kind::Counter, &[RELAY], "Records that the bus has acknowledged"),
     metric(relay::TOOK, Kind::Histogram, &[RELAY], "How long a batch's acknowledgements took, in seconds"),
     metric(
@@ -343,6 +337,21 @@ impl Telemetry {
         count(&self.key(REUSED, Vec::new()), by);
     }
 
+    /// Counts what a log of skips gathered.
+    pub(crate) fn skipped(&self, batch: &SkipBatch) {
+        for (layer, of, amount) in &batch.prevented {
+            self.meter_of(of.as_ref()).prevented(*layer, amount.count);
+        }
+        let unlogged: u64 = batch.unlogged.iter().map(|(_, count)| count).sum();
+        if unlogged > 0 {
+            count(&self.key(UNLOGGED, Vec::new()), unlogged);
+        }
+    }
+
+    fn meter_of(&self, of: Option<&ScopeOf>) -> Arc<Meter> {
+        of.map_or_else(|| Arc::clone(&self.others), |(_, scope)| self.meter(scope))
+    }
+
     pub(crate) fn unguarded(&self) {
         let key = self.key(UNGUARDED, Vec::new());
         metrics::with_recorder(|recorder| recorder.register_gauge(&key, &METADATA).set(1.0));
@@ -424,6 +433,10 @@ impl Meter {
             self.key(SETTLES, [label("verdict", VERDICTS[verdict]), label("result", SETTLE_RESULTS[came])])
         });
         count(key, 1);
+    }
+
+    fn prevented(&self, layer: Layer, by: u64) {
+        count(&self.key(PREVENTED, [label("layer", layer.name())]), by);
     }
 
     /// The index of a verdict, for [`settled`](Meter::settled) when the verdict itself is gone.

@@ -95,13 +95,13 @@ async fn journal() {
     assert!(appended.placed.iter().all(|placed| placed.placing == Placing::New));
     let (mut after, mut count) = (Position::START, 0);
     loop {
-        let stretch = journal.read(&after, 100).await.unwrap();
-        assert!(!stretch.at_hole, "what did not fit is not waited for");
-        if stretch.events.is_empty() {
+        let batch = journal.read(&after, 100).await.unwrap();
+        assert!(!batch.at_hole, "what did not fit is not waited for");
+        if batch.events.is_empty() {
             break;
         }
-        after = stretch.next;
-        count += stretch.events.len() as u64;
+        after = batch.next;
+        count += batch.events.len() as u64;
     }
     assert_eq!(count, (appends + 1) * 20);
 }

@@ -294,10 +294,19 @@ async fn live(guard: Guard<Faulty>, unguarded: Guard<Faulty>) {
         by: "test".into(),
         reason: "to lose it".into(),
         out_of_order: false,
+        token: None,
         dry_run: false,
     };
     guard.ledger().intervene(&release).await.unwrap();
     lease.run(std::future::pending::<()>()).await.unwrap_err();
+
+    // More repeats at once than are logged.
+    for n in 0..300 {
+        let id = format!("repeat-{n}");
+        let _ = guard.mark_processed(id.as_str(), None).await.unwrap();
+        assert!(matches!(guard.lease(id.as_str()).await.unwrap(), Outcome::Duplicate(_)));
+    }
+    guard.skip_log().flush().await.unwrap();
 
     guard.sweep().await.unwrap();
     guard.ledger().faults.sweeps_failing.store(1, Ordering::SeqCst);

@@ -19,6 +19,6 @@ await build({
   legalComments: "none",
   jsx: "automatic",
   jsxImportSource: "preact",
-  banner: { js: "/* Made from ui/ by ui/build.mjs. It contains Preact (MIT). */" },
+  banner: { js: "/* Made from ui/ by ui/build.mjs. It contains Preact (MIT) and uPlot (MIT). */" },
 });
 await copyFile(join(here, "src/index.html"), join(out, "index.html"));

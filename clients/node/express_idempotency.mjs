@@ -33,7 +33,7 @@ function problem(status, code, detail) {
   return { status, headers, body: Buffer.from(JSON.stringify({ title: code, status, code, detail })) };
 }
 
-// The key of a request: the quoted form of the Internet draft, or the bare text. Undefined if it is no key.
+// The key of a request: the quoted form of the Internet draft, or the bare text. Undefined if it is not a key.
 function keyOf(req) {
   const values = valuesOf(req, 'idempotency-key');
   let text = values[0].trim();

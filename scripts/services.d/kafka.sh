@@ -48,7 +48,7 @@ start() {
 END
   local log=-Dlog4j2.configurationFile=$dir/log4j2.xml
   if [ ! -e formatted-with-scram ]; then
-    # An unfinished format is no use to anyone: from the beginning.
+    # An unfinished format is useless to anyone: from the beginning.
     rm -rf data; mkdir data
     [ "$(id -u)" != 0 ] || chown "$owner" data
     # A cluster's id is a UUID in URL-safe base64, which must not begin with '-'.

@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use crate::clock::Time;
 use crate::error::{Error, Result};
-use crate::ledger::Pace;
+use crate::ledger::SweepState;
 
 const WHO_CHARS_MAX: usize = 320;
 const ACTION_CHARS_MAX: usize = 64;
@@ -155,14 +155,15 @@ impl AuditSweep {
     }
 
     /// Plans a sweep; `None` if one has just been. `before` is what the last one stored.
-    pub(crate) fn plan(&self, before: Option<Pace>, now: Time) -> Option<Plan> {
-        let just = |before: Pace| before.swept_at <= now && before.swept_at.plus(self.unless_within) > now;
+    pub(crate) fn plan(&self, before: Option<SweepState>, now: Time) -> Option<Plan> {
+        let just =
+            |before: SweepState| before.swept_at <= now && before.swept_at.plus(self.unless_within) > now;
         if before.is_some_and(just) {
             return None;
         }
-        let pace = Pace::next(before, now, self.retention);
-        let horizon = pace.paused_until.is_none().then(|| now.minus(self.retention));
-        Some(Plan { pace, horizon })
+        let state = SweepState::next(before, now, self.retention);
+        let horizon = state.paused_until.is_none().then(|| now.minus(self.retention));
+        Some(Plan { state, horizon })
     }
 }
 
@@ -170,7 +171,7 @@ impl AuditSweep {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Plan {
     /// To be stored before anything is forgotten.
-    pub pace: Pace,
+    pub state: SweepState,
     /// What is older goes; `None` while the clock is in doubt.
     pub horizon: Option<Time>,
 }

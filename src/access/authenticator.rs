@@ -224,19 +224,19 @@ mod tests {
         let store = Arc::new(MemoryAccess::default());
         let access = Authenticator::new(store.clone());
         let from = |text: &str| Some(text.parse().unwrap());
-        let mut told = Authentication::Unknown;
+        let mut answer = Authentication::Unknown;
         for n in 0..200 {
             // Addresses of one network are one address.
             let peer = from(["10.0.0.1", "::ffff:10.0.0.1"][n % 2]);
-            told = access.authenticate_from(ApiToken::generate().expose(), peer).await.unwrap();
+            answer = access.authenticate_from(ApiToken::generate().expose(), peer).await.unwrap();
         }
-        assert!(matches!(told, Authentication::Throttled { .. }), "{told:?}");
+        assert!(matches!(answer, Authentication::Throttled { .. }), "{answer:?}");
         for (n, peer) in ["2001:db8::1", "2001:db8::2", "10.0.0.2"].into_iter().enumerate() {
             let token = ApiToken::generate();
             let about = NewToken::new(format!("shop-{n}"), Role::Read);
             store.create(&token, &about, &Actor::new("me", "why")).await.unwrap();
-            let told = access.authenticate_from(token.expose(), from(peer)).await.unwrap();
-            assert!(matches!(told, Authentication::Granted { .. }), "{peer}: {told:?}");
+            let answer = access.authenticate_from(token.expose(), from(peer)).await.unwrap();
+            assert!(matches!(answer, Authentication::Granted { .. }), "{peer}: {answer:?}");
         }
         assert_eq!(place(from("2001:db8::1")), place(from("2001:db8::2")));
         assert_ne!(place(from("2001:db8::1")), place(from("2001:db8:0:1::1")));

@@ -1,10 +1,12 @@
 //! The rules about tokens, as pure functions over rows: the only place that decides. Every store looks
-//! up a row, asks here, and writes what it is told, in one transaction.
+//! up a row, asks here, and writes the answer, in one transaction.
 
 use std::time::Duration;
 
 use super::token::TokenHash;
-use super::{ApiToken, Authentication, Grant, NewToken, Role, Rotation, Scopes, TokenEntry, TokenId};
+use super::{
+    ApiToken, Authentication, Grant, NewToken, Role, Rotation, Scopes, TokenEntry, TokenId, TokenState,
+};
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::Tenant;
@@ -68,13 +70,13 @@ pub(crate) fn create(found: Found<'_>, token: &ApiToken, about: &NewToken, now: 
             actual: "there is one, with another secret".into(),
         });
     }
-    let ends = about.lives.map(|lives| now.plus(lives));
+    let ends = about.expires_in.map(|expires_in| now.plus(expires_in));
     let ends = match &about.made_by {
         None => ends,
         Some(id) => {
             let maker = found.maker.ok_or_else(|| missing(id))?;
             let state = maker.state(now);
-            if state != "live" {
+            if state != TokenState::Live {
                 return Err(Error::Conflict {
                     expected: format!("that {id}, which makes the token, is live"),
                     actual: format!("it is {state}"),
@@ -114,7 +116,7 @@ pub(crate) fn rotate(found: Found<'_>, token: &ApiToken, rotation: &Rotation, no
         return Ok(Change::none(row));
     }
     let state = row.state(now);
-    if state != "live" {
+    if state != TokenState::Live {
         return Err(Error::Conflict {
             expected: "a token that is live".into(),
             actual: format!("it is {state}"),
@@ -159,9 +161,9 @@ pub(crate) fn authenticate(found: Option<&Row>, token: &ApiToken, now: Time) -> 
         return Authentication::Unknown;
     }
     match row.state(now) {
-        "live" => {}
-        "expired" => return Authentication::Expired,
-        _ => return Authentication::Revoked,
+        TokenState::Live => {}
+        TokenState::Expired => return Authentication::Expired,
+        TokenState::Revoked => return Authentication::Revoked,
     }
     let grant = Grant {
         token: Some(row.id.clone()),
@@ -176,11 +178,11 @@ pub(crate) fn authenticate(found: Option<&Row>, token: &ApiToken, now: Time) -> 
 }
 
 impl Row {
-    fn state(&self, now: Time) -> &'static str {
+    fn state(&self, now: Time) -> TokenState {
         match (self.revoked_at, self.expires_at) {
-            (Some(_), _) => "revoked",
-            (None, Some(end)) if end <= now => "expired",
-            _ => "live",
+            (Some(_), _) => TokenState::Revoked,
+            (None, Some(end)) if end <= now => TokenState::Expired,
+            (None, _) => TokenState::Live,
         }
     }
 
@@ -205,5 +207,24 @@ impl Row {
     /// Whether a use is to be noted now.
     pub(crate) fn is_use_noted(&self, now: Time) -> bool {
         self.last_used_at.is_some_and(|at| now < at.plus(USE_NOTED))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_live_until_its_time_and_never_after_a_revocation() {
+        let token = ApiToken::generate();
+        let about = NewToken::new("app", Role::Write).expires_in(Some(Duration::from_secs(60)));
+        let change = create(Found { row: None, maker: None }, &token, &about, Time::from_micros(0));
+        let row = change.expect("a fresh token").row;
+        let end = Time::from_micros(0).plus(Duration::from_secs(60));
+        let before = Time::from_micros(end.as_micros() - 1);
+        assert_eq!([row.state(before), row.state(end)], [TokenState::Live, TokenState::Expired]);
+        let found = Found { row: Some(&row), maker: None };
+        let revoked = revoke(found, token.id(), before).expect("it exists").row;
+        assert_eq!([revoked.state(before), revoked.state(end)], [TokenState::Revoked; 2]);
     }
 }

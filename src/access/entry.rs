@@ -1,5 +1,6 @@
 //! Tokens as they are made and listed.
 
+use std::fmt;
 use std::time::Duration;
 
 use super::{Role, Scopes, TokenId};
@@ -23,7 +24,7 @@ pub struct NewToken {
     /// What kind of request.
     pub role: Role,
     /// How long it is good, from now, by the store's clock; `None`: until it is revoked.
-    pub lives: Option<Duration>,
+    pub expires_in: Option<Duration>,
     /// The token that makes it, if one does. It must be live, and the new one ends no later than it does.
     pub made_by: Option<TokenId>,
 }
@@ -31,7 +32,14 @@ pub struct NewToken {
 impl NewToken {
     /// A token of the default tenant, for all scopes, until it is revoked.
     pub fn new(name: impl Into<String>, role: Role) -> Self {
-        NewToken { name: name.into(), tenant: None, scopes: Scopes::All, role, lives: None, made_by: None }
+        NewToken {
+            name: name.into(),
+            tenant: None,
+            scopes: Scopes::All,
+            role,
+            expires_in: None,
+            made_by: None,
+        }
     }
 
     /// The token that makes it.
@@ -57,8 +65,8 @@ impl NewToken {
 
     /// How long it is good.
     #[must_use]
-    pub fn lives(mut self, lives: Option<Duration>) -> Self {
-        self.lives = lives;
+    pub fn expires_in(mut self, expires_in: Option<Duration>) -> Self {
+        self.expires_in = expires_in;
         self
     }
 
@@ -73,10 +81,13 @@ impl NewToken {
             ));
         }
         self.scopes.check()?;
-        match self.lives {
-            Some(lives) if lives.is_zero() || lives > TIME_MAX => Err(Error::invalid(
+        match self.expires_in {
+            Some(expires_in) if expires_in.is_zero() || expires_in > TIME_MAX => Err(Error::invalid(
                 "life of a token",
-                format!("it is {}; it must be more than 0 and at most 36500 days", crate::words::span(lives)),
+                format!(
+                    "it is {}; it must be more than 0 and at most 36500 days",
+                    crate::words::span(expires_in)
+                ),
             )),
             _ => Ok(()),
         }
@@ -111,8 +122,36 @@ pub struct TokenEntry {
     pub last_used_at: Option<Time>,
     /// When it was revoked.
     pub revoked_at: Option<Time>,
-    /// `live`, `expired` or `revoked`, by the store's clock.
-    pub state: &'static str,
+    /// Whether it is good, by the store's clock.
+    pub state: TokenState,
+}
+
+/// Whether a token is good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum TokenState {
+    /// It permits what its role and scopes say.
+    Live,
+    /// It ended by itself, at its time.
+    Expired,
+    /// Somebody ended it.
+    Revoked,
+}
+
+impl TokenState {
+    /// Its name in listings and in the API.
+    pub fn label(self) -> &'static str {
+        match self {
+            TokenState::Live => "live",
+            TokenState::Expired => "expired",
+            TokenState::Revoked => "revoked",
+        }
+    }
+}
+
+impl fmt::Display for TokenState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.label())
+    }
 }
 
 /// Which tokens to list, oldest first.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
-use super::TokenId;
+use super::{TokenId, TokenState};
 use crate::error::{Error, Result};
 use crate::id::{Scope, Tenant};
 
@@ -112,7 +112,7 @@ impl Scopes {
     #[allow(dead_code, reason = "memory needs no text")]
     pub(crate) fn stored(text: Option<&str>) -> Result<Self> {
         let Some(text) = text else { return Ok(Scopes::All) };
-        let wrong = || Error::Corrupt("the scopes of a token are no list of names".into());
+        let wrong = || Error::Corrupt("the scopes of a token are not a list of names".into());
         let names: Vec<String> = serde_json::from_str(text).map_err(|_| wrong())?;
         let scopes =
             names.into_iter().map(Scope::new).collect::<Result<BTreeSet<_>>>().map_err(|_| wrong())?;
@@ -185,7 +185,7 @@ pub enum Authentication {
     Revoked,
     /// No token has this id, or it has another secret.
     Unknown,
-    /// It is no token: its form or its checksum is wrong.
+    /// It is not a token: its form or its checksum is wrong.
     Malformed,
     /// Too many tokens that nobody knows were tried just now, and this one may be another: it was not
     /// looked up. No store says so, but an [`Authenticator`](super::Authenticator).
@@ -200,8 +200,8 @@ impl Authentication {
     pub fn word(&self) -> &'static str {
         match self {
             Authentication::Granted { .. } => "granted",
-            Authentication::Expired => "expired",
-            Authentication::Revoked => "revoked",
+            Authentication::Expired => TokenState::Expired.label(),
+            Authentication::Revoked => TokenState::Revoked.label(),
             Authentication::Unknown => "unknown",
             Authentication::Malformed => "malformed",
             Authentication::Throttled { .. } => "throttled",

@@ -16,6 +16,9 @@
 //! [`Authenticator`] stands in front of a store and remembers answers for a moment. [`RateLimit`]
 //! bounds what one token may ask for.
 //!
+//! The rules (`decide.rs`) touch nothing: they are given rows and the store's time. A store may touch
+//! its tables of tokens and audit rows, and nothing here knows of requests, ledgers or records.
+//!
 //! An API token is a client's credential. It has nothing to do with the token of a lease
 //! ([`ledger::Token`](crate::ledger::Token)), which fences a claim.
 //!
@@ -51,7 +54,7 @@ use async_trait::async_trait;
 
 pub use audit::{Actor, AuditEntry, AuditNote, AuditSweep, ListAudit, SweptAudit};
 pub use authenticator::Authenticator;
-pub use entry::{ListTokens, NewToken, Rotation, TokenEntry};
+pub use entry::{ListTokens, NewToken, Rotation, TokenEntry, TokenState};
 pub use grant::{Authentication, Grant, Role, SCOPES_MAX, Scopes};
 pub use rate::RateLimit;
 pub use revoke::revoke_with_children;

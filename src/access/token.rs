@@ -15,7 +15,7 @@ const ID_CHARS: usize = 16;
 const SECRET_CHARS: usize = 32;
 const CHECK_CHARS: usize = 6;
 
-/// The id of an API token. It is no secret: it names the token in lists, logs and audit rows, and it
+/// The id of an API token. It is not secret: it names the token in lists, logs and audit rows, and it
 /// stays the same when the secret is rotated. Ids sort by the time at which they were made.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TokenId(String);
@@ -65,7 +65,7 @@ impl fmt::Debug for TokenId {
 /// An API token with its secret: `hpx_`, the id, `_`, a secret of 160 random bits and a checksum.
 ///
 /// The checksum tells a token that was mistyped or cut off from one that nobody knows, without a look
-/// into the store. It is no protection: anyone can compute it. `Debug` shows the id only.
+/// into the store. It is not protection: anyone can compute it. `Debug` shows the id only.
 ///
 /// ```
 /// use hapax::access::ApiToken;

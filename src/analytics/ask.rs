@@ -1,6 +1,6 @@
 //! The front door of a read model: questions of one tenant.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use uuid::Uuid;
@@ -17,6 +17,8 @@ use crate::records::{Listed, ModuleSlug, tenant_id};
 const WAIT_DEFAULT: Duration = Duration::from_secs(5);
 /// How long between two looks for it.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// How long an answer waits for a model that has taken the place of the one it began with.
+const CAUGHT_UP: Duration = Duration::from_secs(10);
 
 /// Asks a read model on behalf of one tenant. The tenant is part of it, so no question can forget it.
 #[derive(Clone)]
@@ -116,26 +118,41 @@ impl RecordsQuery {
     /// The records, in the order of their ids.
     pub async fn list(self, page: ListPage) -> Result<Answer<Listed>> {
         let pages = self.pages().await?;
-        Ok(Answer::new(pages.list(page).await?, pages.meta))
+        let listed = pages.list(page).await?;
+        Ok(Answer::new(listed, pages.meta))
     }
 
     /// The records page by page, as one answer.
     pub async fn pages(self) -> Result<RecordsPages> {
+        let asked = self.of.model.id().await?;
         let (of, meta) = self.begin().await?;
-        Ok(RecordsPages { model: self.of.model, of, meta })
+        Ok(RecordsPages { query: self, of, meta, asked: Mutex::new(asked) })
     }
 
     /// How many records there are, and the measures.
     pub async fn tally(self) -> Result<Answer<Groups>> {
-        let (of, meta) = self.begin().await?;
-        Ok(Answer::new(self.of.model.tally(&of, &self.tally).await?, meta))
+        let model = &*self.of.model;
+        loop {
+            let asked = model.id().await?;
+            let (of, meta) = self.begin().await?;
+            let groups = model.tally(&of, &self.tally).await?;
+            // A second model may have taken its place between the two: then they speak of different rows.
+            if model.id().await? == asked {
+                return Ok(Answer::new(groups, meta));
+            }
+        }
     }
 
     /// All records as one Parquet file, piece by piece, with how current it is. Not every read model writes
     /// them; see [`ReadModel::export_parquet`].
     pub async fn export_parquet(self, to: Pieces<'_>) -> Result<Meta> {
+        let model = &*self.of.model;
+        let asked = model.id().await?;
         let (of, meta) = self.begin().await?;
-        self.of.model.export_parquet(&of, to).await?;
+        model.export_parquet(&of, to).await?;
+        if model.id().await? != asked {
+            return Err(replaced("it was replaced while the file was written; export it again"));
+        }
         Ok(meta)
     }
 
@@ -159,11 +176,11 @@ impl RecordsQuery {
 
     async fn visible(&self, token: &ReadToken) -> Result<()> {
         if token.module != self.module {
-            let told = format!(
+            let message = format!(
                 "it names a write of module {}, and the question is about {}",
                 token.module, self.module
             );
-            return Err(Error::invalid("token", told));
+            return Err(Error::invalid("token", message));
         }
         let (model, tenant) = (&*self.of.model, self.of.tenant);
         let end = tokio::time::Instant::now() + self.wait;
@@ -179,7 +196,7 @@ impl RecordsQuery {
                 let synced = synced.map_or_else(|| "at no known time".to_owned(), |at| format!("at {at}"));
                 return Err(Error::Conflict {
                     expected: format!("{token} to be visible"),
-                    actual: format!("a read model in which the record is {at}, last in step {synced}"),
+                    actual: format!("a read model in which the record is {at}, last synced {synced}"),
                 });
             }
             tokio::time::sleep(LOOK_AGAIN).await;
@@ -191,9 +208,11 @@ impl RecordsQuery {
 /// [`since`](RecordsQuery::since), and [`meta`](RecordsPages::meta) holds for the whole answer.
 #[must_use = "`list` reads a page"]
 pub struct RecordsPages {
-    model: Arc<dyn ReadModel>,
+    query: RecordsQuery,
     of: Selection,
     meta: Meta,
+    /// The id of the model that has what `meta` says.
+    asked: Mutex<Option<Uuid>>,
 }
 
 impl RecordsPages {
@@ -204,6 +223,39 @@ impl RecordsPages {
 
     /// The records of a page, in the order of their ids.
     pub async fn list(&self, page: ListPage) -> Result<Listed> {
-        self.model.list(&self.of, page).await
+        let model = &*self.query.of.model;
+        loop {
+            let asked = *self.asked();
+            let listed = model.list(&self.of, page).await?;
+            let now = model.id().await?;
+            if now == asked {
+                return Ok(listed);
+            }
+            self.caught_up(model).await?;
+            *self.asked() = now;
+        }
     }
+
+    fn asked(&self) -> MutexGuard<'_, Option<Uuid>> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A second model has taken the place of the first. Waits until it has what the answer says.
+    async fn caught_up(&self, model: &dyn ReadModel) -> Result<()> {
+        if let Some(token) = &self.query.after {
+            self.query.visible(token).await?;
+        }
+        let end = tokio::time::Instant::now() + CAUGHT_UP;
+        while model.last_sync_at(self.of.tenant).await? < self.meta.last_sync_at {
+            if tokio::time::Instant::now() >= end {
+                return Err(replaced("it was replaced by one that is not as far; ask again"));
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+        Ok(())
+    }
+}
+
+fn replaced(problem: &str) -> Error {
+    Error::Unavailable { what: format!("the read model: {problem}"), source: None }
 }

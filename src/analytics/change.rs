@@ -10,7 +10,7 @@ use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::event::Origin;
 use crate::id::{Tenant, Topic};
-use crate::records::{KIND_PREFIX, ModuleSlug, Name, Payload, tenant_id};
+use crate::records::{KIND_PREFIX, ModuleSlug, Name, OfTenant, Payload, tenant_id};
 
 /// A row for a read model: what a record is under one version.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,15 +32,34 @@ pub struct Change {
     pub updated_at: Time,
     /// Where this change was read. For people who look: it decides nothing.
     pub origin: Origin,
+    /// Where PostgreSQL's log has it, as Debezium says; 0 for others. For people who look: it decides nothing, since
+    /// positions in the log are not the order of commits.
+    pub lsn: u64,
 }
 
 impl Change {
+    /// What a record is now; `origin` is where that was read.
+    pub fn of_record(of: OfTenant, generation: u16, origin: Origin) -> Result<Self> {
+        let OfTenant { tenant, record } = of;
+        Ok(Change {
+            tenant,
+            module: record.module,
+            id: record.id,
+            version: Version::new(generation, record.seq)?,
+            payload: Some(record.payload),
+            created_at: record.created_at,
+            updated_at: record.updated_at,
+            origin,
+            lsn: 0,
+        })
+    }
+
     /// The deletion of a record under a version, which comes from no topic: `topic` is the one that its changes come
     /// from.
     pub fn deletion(name: Name, version: Version, at: Time, topic: Topic) -> Self {
         let Name { tenant, module, id } = name;
         let origin = Origin::new(topic, 0, -1);
-        Change { tenant, module, id, version, payload: None, created_at: at, updated_at: at, origin }
+        Change { tenant, module, id, version, payload: None, created_at: at, updated_at: at, origin, lsn: 0 }
     }
 }
 
@@ -65,7 +84,7 @@ pub enum Source {
 
 impl Source {
     /// Reads a record of such a topic, of a source that has this generation. The error says why it should
-    /// be a change and is none.
+    /// be a change and is not.
     pub fn read(self, received: &Received, generation: u16) -> std::result::Result<Input, Box<Rejected>> {
         match self {
             Source::Journal => Input::of(received, generation),
@@ -95,7 +114,7 @@ pub enum Input {
     SnapshotPulse(Pulse),
     /// All records of a module were removed at once, without a version for any of them.
     Truncated(ModuleSlug),
-    /// Another event, which is none of a read model's business.
+    /// Another event, which does not concern a read model.
     Other,
 }
 
@@ -130,7 +149,7 @@ struct Body<'b> {
 
 impl Input {
     /// Reads a record that a relay published, of a source that has this generation. The error says why it
-    /// should be a change and is none.
+    /// should be a change and is not.
     pub fn of(received: &Received, generation: u16) -> std::result::Result<Self, Box<Rejected>> {
         let rejected = |tenant: Option<Uuid>, reason: String| {
             let payload = received.record.payload.as_deref().unwrap_or_default().to_vec();
@@ -186,7 +205,7 @@ fn change(received: &Received, kind: Option<&str>, tenant: Uuid, generation: u16
             )));
         }
     };
-    let id = Uuid::try_parse(&body.id).map_err(|_| bad("its id is no UUID".into()))?;
+    let id = Uuid::try_parse(&body.id).map_err(|_| bad("its id is not a UUID".into()))?;
     let module = ModuleSlug::new(&body.module)?;
     let (aggregate, numbered) =
         (header(received, "aggregate_id")?.unwrap_or_default(), header(received, "sequence_number")?);
@@ -206,5 +225,6 @@ fn change(received: &Received, kind: Option<&str>, tenant: Uuid, generation: u16
         created_at: Time::parse(&body.created_at)?,
         updated_at: Time::parse(&body.updated_at)?,
         origin: received.origin.clone(),
+        lsn: 0,
     })
 }

@@ -1,8 +1,8 @@
 //! Debezium's messages about modules and pulses in PostgreSQL.
 //!
 //! The version is the row's seq, and a deletion has the next one: the same clock as the events of the
-//! journal, so both may feed one model. Log positions are passed over. They are no order of commits,
-//! not even for one record.
+//! journal, so both may feed one model. Log positions are for people who look. They are not the order of
+//! commits, not even for one record.
 
 use std::borrow::Cow;
 
@@ -48,6 +48,8 @@ struct Place<'m> {
     table: Option<Cow<'m, str>>,
     /// When its transaction committed.
     ts_us: Option<i64>,
+    #[serde(borrow)]
+    lsn: Option<&'m RawValue>,
 }
 
 /// A row of a module. Every column may be missing: tables are changed.
@@ -99,7 +101,7 @@ fn bad(problem: impl Into<String>) -> Error {
 }
 
 fn message(bytes: &[u8]) -> Result<Message<'_>> {
-    let unknown = |error| bad(format!("it is no message of Debezium in JSON ({error})"));
+    let unknown = |error| bad(format!("it is not a Debezium message in JSON ({error})"));
     let message: Message<'_> = serde_json::from_slice(bytes).map_err(unknown)?;
     match (&message.op, message.payload) {
         (None, Some(inner)) => serde_json::from_str(inner.get()).map_err(unknown),
@@ -110,7 +112,7 @@ fn message(bytes: &[u8]) -> Result<Message<'_>> {
 fn read(received: &Received, bytes: &[u8], generation: u16) -> Result<Input> {
     let message = message(bytes)?;
     let op = message.op.as_deref().ok_or_else(|| {
-        bad("it is no message of Debezium: it has no op (a transformation that flattens messages removes it)")
+        bad("it is not a Debezium message: it has no op (a transformation that flattens messages removes it)")
     })?;
     if op == "m" {
         return Ok(Input::Other); // a message that somebody wrote into the log: no row
@@ -124,7 +126,7 @@ fn read(received: &Received, bytes: &[u8], generation: u16) -> Result<Input> {
         (_, PULSES) => return pulse(op, &message),
         _ => return Ok(Input::Other),
     };
-    let change = match op {
+    let mut change = match op {
         "c" | "u" | "r" => written(received, &message, module, generation)?,
         "d" => deleted(received, &message, module, generation)?,
         "t" => return Ok(Input::Truncated(module)),
@@ -133,13 +135,15 @@ fn read(received: &Received, bytes: &[u8], generation: u16) -> Result<Input> {
             return Err(bad(format!("its op is {shown:?}; known are c, u, d, r, t and m")));
         }
     };
+    // It decides nothing, so a position that cannot be read is none.
+    change.lsn = message.source.and_then(|source| source.lsn?.get().parse().ok()).unwrap_or(0);
     Ok(Input::Change(Box::new(change)))
 }
 
 fn row<'m>(side: &str, row: Option<&'m RawValue>) -> Result<Row<'m>> {
     let row = row.ok_or_else(|| bad(format!("it has no {side}")))?;
     serde_json::from_str(row.get())
-        .map_err(|error| bad(format!("its {side} is no row of a module ({error})")))
+        .map_err(|error| bad(format!("its {side} is not a row of a module ({error})")))
 }
 
 /// A column, which must be there.
@@ -149,7 +153,7 @@ fn column<'r, T: ?Sized>(side: &str, name: &str, value: Option<&'r T>) -> Result
 
 fn uuid(side: &str, name: &str, text: Option<&str>) -> Result<Uuid> {
     let text = column(side, name, text)?;
-    Uuid::try_parse(text).map_err(|_| bad(format!("the {name} of its {side} is no UUID")))
+    Uuid::try_parse(text).map_err(|_| bad(format!("the {name} of its {side} is not a UUID")))
 }
 
 fn time(side: &str, name: &str, text: Option<&str>) -> Result<Time> {
@@ -159,8 +163,8 @@ fn time(side: &str, name: &str, text: Option<&str>) -> Result<Time> {
 /// A payload as PostgreSQL prints it.
 fn payload(side: &str, text: &str) -> Result<Payload> {
     let json: &RawValue = serde_json::from_str(text)
-        .map_err(|error| bad(format!("the payload of its {side} is no JSON ({error})")))?;
-    Payload::stored(json.get()).map_err(|_| bad(format!("the payload of its {side} is no JSON object")))
+        .map_err(|error| bad(format!("the payload of its {side} is not JSON ({error})")))?;
+    Payload::stored(json.get()).map_err(|_| bad(format!("the payload of its {side} is not a JSON object")))
 }
 
 /// The row after an insert, an update, or in a snapshot.
@@ -185,6 +189,7 @@ fn written(
         created_at: time(SIDE, "created_at", after.created_at.as_deref())?,
         updated_at: time(SIDE, "updated_at", after.updated_at.as_deref())?,
         origin: received.origin.clone(),
+        lsn: 0,
     })
 }
 
@@ -226,6 +231,7 @@ fn deleted(
         created_at: time(SIDE, "created_at", before.created_at.as_deref())?,
         updated_at: committed.unwrap_or(updated_at), // for people who look
         origin: received.origin.clone(),
+        lsn: 0,
     })
 }
 
@@ -236,7 +242,8 @@ fn pulse(op: &str, message: &Message<'_>) -> Result<Input> {
         return Ok(Input::Other);
     }
     let read = |side: &str, row: Option<&RawValue>| -> Result<(Time, i32)> {
-        let problem = |why: String| Error::invalid("pulse", format!("its {side} is no pulse: {why}"));
+        let problem =
+            |reason: String| Error::invalid("pulse", format!("its {side} is not a pulse: {reason}"));
         let row = row.ok_or_else(|| problem("it is not there".into()))?;
         let row: PulseRow<'_> =
             serde_json::from_str(row.get()).map_err(|error| problem(error.to_string()))?;
@@ -444,22 +451,22 @@ mod tests {
     fn an_unknown_shape_is_rejected_with_its_reason() {
         let mut nowhere = about("c", Value::Null, of_row(1, "{}"));
         nowhere["source"] = json!({"lsn": 1});
-        for (value, why) in [
+        for (value, expected) in [
             (json!({"id": ID, "seq": 1}), "no op"),
-            (json!([]), "no message of Debezium"),
-            (json!({"op": 5}), "no message of Debezium"),
+            (json!([]), "not a Debezium message"),
+            (json!({"op": 5}), "not a Debezium message"),
             (json!({"schema": {}, "payload": null}), "no op"),
             (nowhere, "no schema and table"),
             (about("x", Value::Null, of_row(1, "{}")), "its op is \"x\""),
             (about("c", Value::Null, Value::Null), "it has no after"),
             (about("d", Value::Null, Value::Null), "it has no before"),
             (about("c", Value::Null, of_row(0, "{}")), "it is 0"),
-            (about("c", Value::Null, of_row(1, "[]")), "no JSON object"),
-            (about("c", Value::Null, of_row(1, "{")), "no JSON ("),
-            (about("c", Value::Null, json!({"seq": "1"})), "no row of a module"),
+            (about("c", Value::Null, of_row(1, "[]")), "not a JSON object"),
+            (about("c", Value::Null, of_row(1, "{")), "not JSON ("),
+            (about("c", Value::Null, json!({"seq": "1"})), "not a row of a module"),
         ] {
             let reason = rejected(&value).reason;
-            assert!(reason.contains(why), "{reason}");
+            assert!(reason.contains(expected), "{reason}");
         }
         let broken = Source::Debezium.read(&received(Some(b"\xff".to_vec())), 3).unwrap_err();
         assert_eq!(broken.tenant, None);
@@ -537,7 +544,7 @@ mod tests {
         );
     }
 
-    /// Row positions in the log are no order of commits: the later insert has the lower one. In every order the record is
+    /// Row positions in the log are not the order of commits: the later insert has the lower one. In every order the record is
     /// there at the end, under its last seq.
     #[tokio::test]
     async fn t46_the_seq_decides_whatever_the_log_positions_say() {

@@ -31,7 +31,8 @@
 //! # Ok::<(), hapax::Error>(()) }).unwrap();
 //! ```
 //!
-//! [`verify()`] compares a read model with its records while both are in use.
+//! [`verify()`] compares a read model with its records while both are in use; [`rebuild()`] fills a second one,
+//! and puts it in the place of the first.
 //!
 //! This room uses records, buses and names. It knows no database; read models are in
 //! [`backend`](crate::backend).
@@ -39,9 +40,9 @@
 mod ask;
 mod change;
 mod debezium;
-mod decimal;
 mod feed;
 mod query;
+mod rebuild;
 mod row;
 mod snapshot;
 mod synced;
@@ -55,24 +56,27 @@ use std::sync::Arc;
 use async_trait::async_trait;
 pub use uuid::Uuid;
 
+#[cfg(feature = "clickhouse")]
+pub(crate) use crate::exact::{DEPTH_MAX, FIELD_MAX};
+pub use crate::exact::{Decimal, Field};
 pub use ask::{Analytics, RecordsPages, RecordsQuery};
 pub use change::{Change, Input, Rejected, Source};
 #[cfg(feature = "postgres")]
 pub(crate) use debezium::{PULSES, pulse_rows};
-pub use decimal::Decimal;
 pub use feed::{Feed, FeedHandle, FeedProgress, FeedSettings};
 pub use query::{
-    Answer, Field, GROUPS_MAX, Group, Groups, ListPage, MEASURES_MAX, Measure, Measured, Meta, ReadToken,
+    Answer, GROUPS_MAX, Group, Groups, ListPage, MEASURES_MAX, Measure, Measured, Meta, ReadToken,
     STALE_AFTER, Selection, Tally,
 };
-#[cfg(feature = "clickhouse")]
-pub(crate) use query::{DEPTH_MAX, FIELD_MAX};
+pub use rebuild::{RebuildSettings, Rebuilt, Second, SecondModel, rebuild};
 pub use row::Row;
 pub(crate) use synced::{Synced, earliest, held_back};
 pub(crate) use tally::Tallying;
 #[cfg(feature = "clickhouse")]
 pub(crate) use tally::group_text;
 pub use verify::{Difference, Sum, Sums, TenantModule, Verified, VerifySettings, verify};
+#[cfg(feature = "clickhouse")]
+pub(crate) use version::SEQ_BITS;
 pub use version::{SEQ_MAX, Version};
 
 pub use crate::backend::memory::analytics::MemoryReadModel;
@@ -187,20 +191,23 @@ pub type Pieces<'p> = &'p mut (dyn FnMut(&[u8]) -> std::io::Result<()> + Send);
 /// 6. Rows are ordered by the bytes of their ids. A page ends with the row that reaches the limit or
 ///    [`LIST_BYTES_MAX`](crate::records::LIST_BYTES_MAX). Following `next` shows every record that was
 ///    there all the time once, in its current version.
-/// 7. Sums are exact decimals. What is no number that fits is left out and counted. Groups are ordered by
+/// 7. Sums are exact decimals. What is not a number that fits is left out and counted. Groups are ordered by
 ///    the text of their keys, and complete for the first [`GROUPS_MAX`].
 /// 8. `since` compares the time of the record's current version.
 /// 9. A payload comes back as the same JSON value, its numbers digit for digit.
 /// 10. What was applied survives a restart, where the model is [durable](ReadModel::durable).
-/// 11. An id is made with the model and stays: whoever opens the model gets it, and no other model has it.
+/// 11. An id is created with the model and never changes: every opening of the model returns it, and no
+///     other model has it.
 ///     What was read for one model is not applied to another that has taken its place: `apply` then fails
 ///     with an error that is not retryable, until `expect` begins with the new model.
-/// 12. A scan hashes what is stored, also of what is no JSON any more. Following its pages shows every record
+/// 12. A scan hashes what is stored, also of what is not JSON any more. Following its pages shows every record
 ///     that was there all the time once, in its current version; deleted ones are not in it. The rows of a
 ///     tenant and module are ordered by the bytes of their ids. A page is empty only if nothing follows.
 /// 13. `erase` leaves no content of the subject's deleted records and rejected changes, nothing of others is
 ///     touched, and the versions of deletions stay. Repeating it changes nothing. A model that cannot erase
 ///     says `Unsupported`.
+/// 14. A [second model](ReadModel::second) takes the place of the first in one step. Until then questions are
+///     answered by the first, and afterwards by the second, whose id is another.
 #[async_trait]
 pub trait ReadModel: Send + Sync + 'static {
     /// Applies blocks, each of another partition.
@@ -215,7 +222,7 @@ pub trait ReadModel: Send + Sync + 'static {
     /// Numbers about records.
     async fn tally(&self, of: &Selection, what: &Tally) -> Result<Groups>;
 
-    /// A page of the rows of all tenants, or some, for whoever compares them with their records.
+    /// A page of the rows of all tenants, or some, for comparing them with their records.
     async fn scan(&self, scan: &Scan) -> Result<Vec<Row>>;
 
     /// Up to when everything is applied, for a tenant. Read it before the rows that it is to speak of.
@@ -230,11 +237,31 @@ pub trait ReadModel: Send + Sync + 'static {
     /// Rejected changes, by topic, partition and offset.
     async fn rejected(&self, limit: usize) -> Result<Vec<RejectedEntry>>;
 
-    /// Gives a rejected change up, so that it holds nothing back. False if there is none.
+    /// Drops a rejected change, so that it holds nothing back. False if there is no such change.
     async fn drop_rejected(&self, partition: &Partition, offset: i64) -> Result<bool>;
 
     /// The id of the model; `None` if it keeps none.
     async fn id(&self) -> Result<Option<Uuid>> {
+        Ok(None)
+    }
+
+    /// The one generation of the source whose rows it takes; `None`: any.
+    async fn generation(&self) -> Result<Option<u16>> {
+        Ok(None)
+    }
+
+    /// Begins a second model for a generation of the source, or goes on with one that a rebuild left behind;
+    /// with `anew` that one is removed first. It takes over from any rebuild that is filling it. See [`rebuild()`].
+    /// [`Unsupported`](crate::Error::Unsupported) where a model cannot be replaced while it serves.
+    async fn second(&self, generation: u16, anew: bool) -> Result<Second> {
+        let (_, _) = (generation, anew);
+        let message = "this read model cannot be built again while it serves; one in ClickHouse can. Stop the server, remove the \
+                    model and start the server: it starts from a snapshot of the records";
+        Err(crate::Error::Unsupported(message.into()))
+    }
+
+    /// What a rebuild that did not end has left behind, for people.
+    async fn unfinished(&self) -> Result<Option<String>> {
         Ok(None)
     }
 
@@ -258,8 +285,8 @@ pub trait ReadModel: Send + Sync + 'static {
     /// an error. [`Unsupported`](crate::Error::Unsupported) where the model has no engine for it.
     async fn export_parquet(&self, of: &Selection, to: Pieces<'_>) -> Result<()> {
         let (_, _) = (of, to);
-        let told = "this read model writes no Parquet files; one in ClickHouse does (analytics.url)";
-        Err(crate::Error::Unsupported(told.into()))
+        let message = "this read model writes no Parquet files; one in ClickHouse does (analytics.url)";
+        Err(crate::Error::Unsupported(message.into()))
     }
 
     /// The statements that make its tables, if it has any.
@@ -314,6 +341,15 @@ impl<M: ReadModel + ?Sized> ReadModel for Arc<M> {
     }
     async fn id(&self) -> Result<Option<Uuid>> {
         (**self).id().await
+    }
+    async fn generation(&self) -> Result<Option<u16>> {
+        (**self).generation().await
+    }
+    async fn second(&self, generation: u16, anew: bool) -> Result<Second> {
+        (**self).second(generation, anew).await
+    }
+    async fn unfinished(&self) -> Result<Option<String>> {
+        (**self).unfinished().await
     }
     async fn now(&self) -> Result<Time> {
         (**self).now().await

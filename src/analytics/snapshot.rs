@@ -4,11 +4,11 @@
 //! the records are read, so they have it; whatever comes later is read from the topic. A change that is
 //! in both is the same version twice.
 
-use super::{Block, Change, FeedSettings, ReadModel, Version};
-use crate::bus::{Bus, Partition};
+use super::{Block, Change, FeedSettings, ReadModel};
+use crate::bus::Bus;
 use crate::error::Result;
 use crate::event::Origin;
-use crate::records::{OfTenant, Scan, Snapshot};
+use crate::records::{Scan, Snapshot};
 
 /// How many records are read at once.
 const PAGE: usize = 1000;
@@ -39,7 +39,8 @@ pub(super) async fn take(
         count += page.len() as u64;
         // The offsets are noted at the end: until then the model has read nothing, and begins again.
         let Some((partition, _)) = oldest.first() else { break };
-        let changes = page.into_iter().map(|of| change(of, partition, settings.generation));
+        let origin = Origin::new(partition.topic.clone(), partition.number, -1);
+        let changes = page.into_iter().map(|of| Change::of_record(of, settings.generation, origin.clone()));
         let mut block = Block::aside(partition.clone(), partitions);
         block.changes = changes.collect::<Result<_>>()?;
         model.apply(&[block]).await?;
@@ -47,21 +48,7 @@ pub(super) async fn take(
     let blocks = oldest.into_iter().map(|(partition, oldest)| Block::new(partition, partitions, 0..oldest));
     model.apply(&blocks.collect::<Vec<_>>()).await?;
     if count > 0 {
-        tracing::info!(target: "hapax::analytics", records = count, "the read model begins with the records as they are");
+        tracing::info!(target: "hapax::analytics", records = count, "the read model starts from a snapshot of the records");
     }
     Ok(())
-}
-
-fn change(of: OfTenant, partition: &Partition, generation: u16) -> Result<Change> {
-    let OfTenant { tenant, record } = of;
-    Ok(Change {
-        tenant,
-        module: record.module,
-        id: record.id,
-        version: Version::new(generation, record.seq)?,
-        payload: Some(record.payload),
-        created_at: record.created_at,
-        updated_at: record.updated_at,
-        origin: Origin::new(partition.topic.clone(), partition.number, -1),
-    })
 }

@@ -82,7 +82,7 @@ fn add(measure: &Measure, measured: &mut Measured, payload: &str) -> Result<()> 
     measured.value = Some(match (measured.value, measure) {
         (None, _) => number,
         (Some(sum), Measure::Sum(field)) => sum.plus(number).ok_or_else(|| {
-            Error::invalid("question", format!("the sum of {field} has more digits than can be told"))
+            Error::invalid("question", format!("the sum of {field} has more digits than an answer can have"))
         })?,
         (Some(least), Measure::Min(_)) => least.min(number),
         (Some(greatest), Measure::Max(_)) => greatest.max(number),
@@ -114,7 +114,7 @@ mod tests {
         ] {
             tally.add(payload).unwrap();
         }
-        let told: Vec<_> = tally
+        let seen: Vec<_> = tally
             .done()
             .groups
             .into_iter()
@@ -126,7 +126,7 @@ mod tests {
             .collect();
         let text = |text: &str| Some(text.to_owned());
         assert_eq!(
-            told,
+            seen,
             [
                 (None, 3, vec![(text("0"), 0), (text("-5"), 0), (text("5"), 0)]),
                 (text("\"a\""), 2, vec![(text("0.3"), 0), (text("0.1"), 0), (text("0.2"), 0)]),

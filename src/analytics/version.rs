@@ -5,7 +5,7 @@ use std::fmt;
 use crate::error::{Error, Result};
 
 /// Bits of the seq.
-const SEQ_BITS: u32 = 48;
+pub(crate) const SEQ_BITS: u32 = 48;
 /// The greatest seq that a version can hold.
 pub const SEQ_MAX: u64 = (1 << SEQ_BITS) - 1;
 
@@ -13,7 +13,7 @@ pub const SEQ_MAX: u64 = (1 << SEQ_BITS) - 1;
 ///
 /// A record's seq rises with every write, and a delete has the next one, so of two rows of a record
 /// the one with the higher version is the later one, whatever order they arrive in and whatever a
-/// clock or a log position says. A source that begins anew (a restore, a lost replication slot) has the
+/// clock or a log position says. A source that starts over (a restore, a lost replication slot) has the
 /// next generation, which is later than every row before it.
 ///
 /// ```
@@ -84,8 +84,11 @@ mod tests {
         }
         assert!(versions.is_sorted());
         for seq in [0, SEQ_MAX + 1, u64::MAX] {
-            let told = Version::new(1, seq).unwrap_err().to_string();
-            assert!(told.contains(&seq.to_string()) && told.contains(&SEQ_MAX.to_string()), "{told}");
+            let message = Version::new(1, seq).unwrap_err().to_string();
+            assert!(
+                message.contains(&seq.to_string()) && message.contains(&SEQ_MAX.to_string()),
+                "{message}"
+            );
         }
     }
 }

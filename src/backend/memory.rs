@@ -7,7 +7,9 @@ pub(crate) mod access;
 pub(crate) mod analytics;
 pub(crate) mod journal;
 pub(crate) mod keys;
+mod operations;
 pub(crate) mod projection;
+mod skips;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,17 +23,16 @@ use crate::event::Record;
 use crate::id::{Aggregate, EventId, Scope, Tenant, Topic};
 use crate::ledger::transition::{Head, Row};
 use crate::ledger::{
-    Audit, Capabilities, Claim, Claims, ConsumerStore, Cursor, CursorParts, Due, Entry, Epoch, Extend,
-    Filter, Finding, HeldQuery, Identity, Intervene, Intervened, Key, LIST_BYTES_MAX, Level, Marker,
-    Operations, Outcome, Pace, Page, PublishedDead, Rows, Settings, Settle, Settled, Stat, State,
-    SweepSettings, Swept, Token, Week, claim_rows, extend_rows, intervene_rows, may_sweep, runnable,
-    settle_rows,
+    Audit, Capabilities, Claim, Claims, ConsumerStore, Due, Entry, Epoch, Extend, HeldQuery, Identity,
+    Intervene, Key, Marker, Outcome, PublishedDead, Rows, Settings, Settle, Settled, State, SweepSettings,
+    SweepState, Swept, Token, Week, claim_rows, extend_rows, may_sweep, runnable, settle_rows,
 };
 
 /// A ledger in memory. Clones share it.
 #[derive(Debug, Clone)]
 pub struct MemoryLedger {
     store: Arc<Mutex<Store>>,
+    skips: Arc<Mutex<skips::Skips>>,
     settings: Settings,
 }
 
@@ -57,7 +58,7 @@ struct Store {
     /// When each week was dropped, and the highest scope number at that time.
     dropped: BTreeMap<Week, (Time, i32)>,
     audit: Vec<Audit>,
-    pace: Option<Pace>,
+    sweep_state: Option<SweepState>,
     token: i64,
 }
 
@@ -90,20 +91,24 @@ impl MemoryLedger {
             weeks: BTreeMap::from([(Week::TIMELESS, Time::default())]),
             dropped: BTreeMap::new(),
             audit: Vec::new(),
-            pace: None,
+            sweep_state: None,
             token: 0,
         };
-        MemoryLedger { store: Arc::new(Mutex::new(store)), settings }
+        MemoryLedger { store: Arc::new(Mutex::new(store)), skips: Arc::default(), settings }
     }
 
     /// The same ledger with other settings, as another process would open it.
     #[must_use]
     pub fn with_settings(&self, settings: Settings) -> Self {
-        MemoryLedger { store: Arc::clone(&self.store), settings }
+        MemoryLedger { store: Arc::clone(&self.store), skips: Arc::clone(&self.skips), settings }
     }
 
     fn lock(&self) -> MutexGuard<'_, Store> {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_skips(&self) -> MutexGuard<'_, skips::Skips> {
+        self.skips.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether a claim made in a transaction was committed, for callers whose commit was never
@@ -244,6 +249,7 @@ impl Rows for Store {
             by: intervene.by.clone(),
             what: intervene.what.name().to_owned(),
             identity: intervene.identity.to_string(),
+            of: Some(intervene.identity.clone()),
             reason: intervene.reason.clone(),
         });
         Ok(())
@@ -285,10 +291,10 @@ impl Store {
 
     fn sweep(&mut self, settings: SweepSettings) -> Swept {
         let now = self.now();
-        let pace = Pace::next(self.pace, now, settings.retention);
-        self.pace = Some(pace);
-        let cutoff = now.minus(pace.apply(settings).retention);
-        let mut swept = Swept { paused_until: pace.paused_until, ..Swept::default() };
+        let state = SweepState::next(self.sweep_state, now, settings.retention);
+        self.sweep_state = Some(state);
+        let cutoff = now.minus(state.apply(settings).retention);
+        let mut swept = Swept { paused_until: state.paused_until, ..Swept::default() };
         for row in self.rows.values_mut().chain(self.kept.values_mut()) {
             if row.is_overdue(now) {
                 row.state = State::Lost;
@@ -317,11 +323,12 @@ impl Store {
             .collect();
         for week in old {
             let rows: Vec<(Key, Row)> = self.rows.extract_if(.., |key, _| key.week == week).collect();
-            swept.weeks.push((week, rows.len() as u64));
+            let count = rows.len() as u64;
             // A week without rows forgets nothing: it bars no scope that was not barred before.
             let before = self.dropped.get(&week).map_or(-1, |(_, barred)| *barred);
             let barred = if rows.is_empty() { before } else { self.scopes.len() as i32 - 1 };
             let open: Vec<_> = rows.into_iter().filter(|(_, row)| row.state.is_open()).collect();
+            swept.weeks.push((week, count - open.len() as u64));
             swept.held += open.len() as u64;
             self.kept.extend(open);
             self.weeks.remove(&week);
@@ -386,7 +393,7 @@ impl Claims for MemoryLedger {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { backend: "memory", durable: false, shared: false, transactional: true }
+        Capabilities { backend: "memory", durable: false, shared: false, transactional: true, skips: true }
     }
 
     fn settings(&self) -> &Settings {
@@ -465,102 +472,6 @@ impl ConsumerStore for MemoryLedger {
         let marker =
             |partition: i32| Some(store.markers.get(&(scope.clone(), topic.clone(), partition))?.0.clone());
         Ok(wanted.into_iter().filter_map(marker).collect())
-    }
-}
-
-#[async_trait]
-impl Operations for MemoryLedger {
-    async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {
-        let after = after.map(|cursor| CursorParts::decode(&cursor.0)).transpose()?;
-        let after = match after {
-            Some(parts) => {
-                Some(Key { week: Week::from_number(parts.week)?, scope: parts.scope, id: parts.key })
-            }
-            None => None,
-        };
-        let store = self.lock();
-        let now = store.now();
-        let mut all: BTreeMap<&Key, &Row> = store.rows.iter().collect();
-        all.extend(&store.kept);
-        let mut entries = Vec::new();
-        let mut next = None;
-        let mut last = None;
-        let mut bytes = 0;
-        for (key, row) in all {
-            if after.as_ref().is_some_and(|after| key <= after) {
-                continue;
-            }
-            let entry = store.entry(key, row)?;
-            if !filter.matches(&entry, row.is_overdue(now)) {
-                continue;
-            }
-            if entries.len() == limit || bytes >= LIST_BYTES_MAX {
-                next = last.map(|key: &Key| {
-                    CursorParts { week: key.week.number(), scope: key.scope, key: key.id.clone() }.encode()
-                });
-                break;
-            }
-            bytes += entry.page_bytes();
-            entries.push(entry);
-            last = Some(key);
-        }
-        Ok(Page { entries, next })
-    }
-
-    async fn stat(&self) -> Result<Stat> {
-        let store = self.lock();
-        let now = store.now();
-        let mut counts: BTreeMap<(i32, State), u64> = BTreeMap::new();
-        let mut held: BTreeMap<i32, u64> = BTreeMap::new();
-        for (key, row) in store.rows.iter().chain(&store.kept) {
-            let state = if row.is_overdue(now) { State::Lost } else { row.state };
-            *counts.entry((key.scope, state)).or_default() += 1;
-            if row.body.is_some() {
-                *held.entry(key.scope).or_default() += 1;
-            }
-        }
-        let counts = counts.into_iter().map(|((number, state), count)| {
-            let (tenant, scope, _) = &store.scopes[number as usize];
-            (tenant.clone(), scope.clone(), state, count)
-        });
-        Ok(Stat {
-            now,
-            counts: counts.collect(),
-            weeks: store.weeks.keys().copied().collect(),
-            dropped: store.dropped.iter().map(|(week, (at, _))| (*week, *at)).collect(),
-            held: held.values().sum(),
-            held_by: held
-                .into_iter()
-                .map(|(number, count)| {
-                    let (tenant, scope, _) = &store.scopes[number as usize];
-                    (tenant.clone(), scope.clone(), count)
-                })
-                .collect(),
-        })
-    }
-
-    async fn intervene(&self, intervene: &Intervene) -> Result<Intervened> {
-        intervene_rows(&mut *self.lock(), intervene, &self.settings)
-    }
-
-    async fn audit(&self, limit: usize) -> Result<Vec<Audit>> {
-        Ok(self.lock().audit.iter().rev().take(limit).cloned().collect())
-    }
-
-    async fn sweep(&self, settings: SweepSettings) -> Result<Swept> {
-        let mut store = self.lock();
-        if settings.dry_run {
-            return Ok(store.clone().sweep(settings));
-        }
-        Ok(store.sweep(settings))
-    }
-
-    async fn check(&self) -> Result<Vec<Finding>> {
-        Ok(vec![Finding {
-            level: Level::Warning,
-            check: "durability",
-            message: "this ledger lives in memory: what it knows ends with the process".into(),
-        }])
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A pulse is a record that a relay publishes to every partition of its topic. It says: everything
 //! that was acknowledged to its writer before this time, by the journal's clock, lies before this
-//! record. A read model that has applied a partition up to a pulse may say so. A pulse is no event:
+//! record. A read model that has applied a partition up to a pulse may say so. A pulse is not an event:
 //! consumers pass it by.
 //!
 //! Pulses may come again and out of order, since a pulse that was slow is still true when it
@@ -41,7 +41,7 @@ impl Pulse {
         Record { key: None, payload: Some(Bytes::from(payload)), headers, timestamp: None }
     }
 
-    /// The pulse in a record; `None` if the record is no pulse. One whose time cannot be read is an
+    /// The pulse in a record; `None` if the record is not a pulse. One whose time cannot be read is an
     /// error, and still no event.
     ///
     /// ```

@@ -58,7 +58,7 @@ pub(crate) fn check_name(topic: &Topic) -> Result<()> {
         return Err(Error::invalid(
             "topic",
             format!(
-                "{topic} is no name for one: it needs 1 to {TOPIC_CHARS_MAX} of the characters A-Z a-z 0-9 . _ -, \
+                "{topic} is not a valid name: it needs 1 to {TOPIC_CHARS_MAX} of the characters A-Z a-z 0-9 . _ -, \
                  and is neither . nor .."
             ),
         ));

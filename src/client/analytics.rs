@@ -15,7 +15,7 @@ use super::prepared::check_module;
 use crate::analytics::{Decimal, Field, Measure, ReadToken};
 use crate::clock::Time;
 
-/// How long the server waits for a write unless it is told.
+/// How long the server waits for a write by default.
 const WAIT_DEFAULT: Duration = Duration::from_secs(5);
 /// The longest that it waits.
 const WAIT_MAX: Duration = Duration::from_secs(30);
@@ -106,7 +106,7 @@ pub struct Tally {
 /// A question about the records of a module, as the server's read model has them. See
 /// [`Data::analytics`](super::Data::analytics).
 ///
-/// Fields are JSON pointers: `/amount`, `/customer/city`. What is wrong with one is told when the question
+/// Fields are JSON pointers: `/amount`, `/customer/city`. What is wrong with one is reported when the question
 /// is asked. Without [`after`](Analytics::after) an answer may lack the latest writes; its
 /// [`Meta::last_sync_at`] says up to when it has all of them.
 ///
@@ -176,7 +176,7 @@ impl Analytics {
         self
     }
 
-    /// How long to wait for a write: 5 s unless told, 30 s at most. The time comes on top of
+    /// How long to wait for a write: 5 s by default, 30 s at most. The time comes on top of
     /// [`attempt_timeout`](super::ClientSettings::attempt_timeout) and of the deadline.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = wait;
@@ -266,8 +266,8 @@ impl Analytics {
         check_module(&self.module)?;
         if let Some(since) = self.since {
             if since.is_zero() || since > SINCE_MAX {
-                let told = format!("it is {since:?}; it must be more than 0 and at most 36500 days");
-                return Err(Error::invalid("since", told));
+                let message = format!("it is {since:?}; it must be more than 0 and at most 36500 days");
+                return Err(Error::invalid("since", message));
             }
             // A part of a millisecond is a whole one: rather a record too many than one that is left out.
             query.push(("since", format!("{}ms", since.as_nanos().div_ceil(1_000_000))));
@@ -279,15 +279,15 @@ impl Analytics {
         if let Some(token) = &self.after {
             let token: ReadToken = token.parse()?;
             if token.module.as_str() != self.module {
-                let told = format!(
+                let message = format!(
                     "it names a write of {}, and the question is about {}",
                     token.module, self.module
                 );
-                return Err(Error::invalid("the token", told));
+                return Err(Error::invalid("the token", message));
             }
             if self.wait > WAIT_MAX {
-                let told = format!("it is {:?}; it may be up to {WAIT_MAX:?}", self.wait);
-                return Err(Error::invalid("the wait", told));
+                let message = format!("it is {:?}; it may be up to {WAIT_MAX:?}", self.wait);
+                return Err(Error::invalid("the wait", message));
             }
             wait = self.wait;
             query.extend([("after_write", token.to_string()), ("wait_ms", wait.as_millis().to_string())]);
@@ -303,8 +303,8 @@ impl Analytics {
 /// A field that can stand in a list.
 fn checked(field: &str) -> Result<Field> {
     if field.contains(',') {
-        let told = format!("{field:?} has a comma, which separates fields in the request");
-        return Err(Error::invalid("the field", told));
+        let message = format!("{field:?} has a comma, which separates fields in the request");
+        return Err(Error::invalid("the field", message));
     }
     Ok(Field::new(field)?)
 }
@@ -366,7 +366,7 @@ impl GroupBody {
         let number_of = |(found, asked): (MeasureBody, &Measure)| {
             let number = |text: Box<RawValue>| {
                 Decimal::parse_sum(text.get())
-                    .ok_or_else(|| format!("{:?} is no number that a sum can be", text.get()))
+                    .ok_or_else(|| format!("{:?} is not a number that a sum can be", text.get()))
             };
             let value = found.value.map(number).transpose()?;
             Ok::<_, String>(Measured { measure: asked.clone(), value, left_out: found.left_out })

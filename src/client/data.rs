@@ -189,7 +189,7 @@ pub(super) fn check_limit(limit: u32) -> Result<()> {
     Err(Error::invalid("the limit", format!("{limit} is not in 1 to 1000")))
 }
 
-/// Reads a success as JSON; otherwise it is no answer of the server.
+/// Reads a success as JSON; otherwise it is not an answer of the server.
 pub(super) fn parse<T: DeserializeOwned>(reply: &Reply) -> std::result::Result<T, String> {
     serde_json::from_slice(&reply.body)
         .map_err(|error| format!("the answer is not what the server answers to this ({error})"))
@@ -338,7 +338,7 @@ pub struct Records {
 }
 
 impl Records {
-    /// How many records to read at once; 100 unless told. Fewer if they are too large together.
+    /// How many records to read at once; 100 by default. Fewer if they are too large together.
     #[must_use]
     pub fn page_max(mut self, records: u32) -> Self {
         self.limit = records;

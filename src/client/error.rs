@@ -184,7 +184,7 @@ impl Error {
         Error::Invalid { what, problem: problem.into() }
     }
 
-    /// The meaning of a problem that is no reason to try again.
+    /// The meaning of a problem that is not a reason to try again.
     pub(super) fn of(problem: Problem) -> Self {
         let problem = Box::new(problem);
         match problem.code() {

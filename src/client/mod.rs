@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_input_is_told_in_a_sentence_and_secrets_are_not_printed() {
+    fn bad_input_is_refused_with_a_sentence_and_secrets_are_not_printed() {
         for (url, says) in [
             ("", "is not a URL"),
             ("ftp://h", "http or https"),

@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_tampered_with_is_told_in_a_sentence() {
+    fn what_was_tampered_with_is_refused_with_a_sentence() {
         let good = r#"{"v":1,"operation":"create","key":"k","module":"orders","body":"{\"payload\":{}}"}"#;
         assert!(read(good).is_ok());
         for (from, to, says) in [

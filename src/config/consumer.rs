@@ -57,6 +57,8 @@ impl Config {
             name => Some(name.to_owned()),
         };
         settings.retention = self.ledger.retention;
+        settings.log_skips = self.ledger.log_skips;
+        settings.value.clone_from(&self.ledger.value);
         settings.telemetry_prefix = self.prefix();
         Ok(settings)
     }

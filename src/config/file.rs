@@ -21,8 +21,8 @@ pub(super) struct Entry {
 
 impl Entry {
     /// An error that names the file and the line.
-    pub(super) fn problem(&self, told: &str) -> Error {
-        Error::Config(format!("{} line {}: {told}", self.path.display(), self.line))
+    pub(super) fn problem(&self, message: &str) -> Error {
+        Error::Config(format!("{} line {}: {message}", self.path.display(), self.line))
     }
 
     /// Its value, if the setting accepts it.

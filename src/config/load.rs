@@ -160,8 +160,8 @@ impl Sources {
 
     /// A mistake in what the user typed, to be reported with the other problems.
     #[must_use]
-    pub fn problem(mut self, told: impl Into<String>) -> Self {
-        self.problems.push(told.into());
+    pub fn problem(mut self, message: impl Into<String>) -> Self {
+        self.problems.push(message.into());
         self
     }
 

@@ -54,6 +54,7 @@ pub use table::{ATTEMPTS_OF_SCOPE, SETTINGS, Setting, setting};
 
 pub use crate::backend::Migrate;
 use crate::error::{Error, Result};
+use crate::exact::Field;
 use crate::guard::{Guard, GuardSettings};
 use crate::id::{Owner, Scope};
 use crate::ledger::{IdentityRule, MismatchRule, Settings, SweepSettings};
@@ -130,6 +131,10 @@ pub struct LedgerSection {
     pub sweep: bool,
     /// How often the sweeper runs.
     pub sweep_interval: Duration,
+    /// Whether skipped deliveries are logged, and effects that were not done twice counted.
+    pub log_skips: bool,
+    /// Where the value of an event is in its payload.
+    pub value: Option<Field>,
 }
 
 /// The guard's settings.
@@ -205,6 +210,8 @@ impl Config {
                 metadata_bytes_max: of.int("ledger.metadata_bytes_max")? as usize,
                 sweep: of.text("ledger.sweep")? == "true",
                 sweep_interval: of.seconds("ledger.sweep_interval_s")?,
+                log_skips: of.text("ledger.log_skips")? == "true",
+                value: of.name("ledger.value", Field::new)?,
             },
             dedup: DedupSection {
                 default_scope: of.name("dedup.default_scope_id", Scope::new)?,
@@ -377,6 +384,8 @@ impl Config {
         guard.retention = self.ledger.retention;
         guard.sweep = self.ledger.sweep;
         guard.sweep_interval = self.ledger.sweep_interval;
+        guard.log_skips = self.ledger.log_skips;
+        guard.value.clone_from(&self.ledger.value);
         guard.telemetry_prefix = self.prefix();
         guard
     }

@@ -118,9 +118,12 @@ mod tests {
 
     #[test]
     fn a_url_of_another_kind_is_refused() {
-        let told = Config::load(&Sources::new().env([("HAPAX_PROJECTION_URL", "mysql://db")]))
+        let message = Config::load(&Sources::new().env([("HAPAX_PROJECTION_URL", "mysql://db")]))
             .unwrap_err()
             .to_string();
-        assert!(told.contains("HAPAX_PROJECTION_URL") && told.contains("cache:redis://HOST:PORT"), "{told}");
+        assert!(
+            message.contains("HAPAX_PROJECTION_URL") && message.contains("cache:redis://HOST:PORT"),
+            "{message}"
+        );
     }
 }

@@ -182,7 +182,7 @@ fn wrong_with(host: &str) -> Option<&'static str> {
     }
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
     let is_name = host.chars().all(plain) && host.split('.').all(|label| !label.is_empty());
-    (!is_name).then_some("is no name of a host")
+    (!is_name).then_some("is not a host name")
 }
 
 /// The address in a setting; `localhost` is 127.0.0.1. No other name is looked up, because which
@@ -196,7 +196,7 @@ fn address(of: &Typed<'_>, key: &str) -> Result<Option<SocketAddr>> {
     let named = text.strip_prefix("localhost:").map(|port| format!("127.0.0.1:{port}"));
     named.as_deref().unwrap_or(text).parse().map(Some).map_err(|_| {
         Error::Config(format!(
-            "{} = {text:?} is no ADDRESS:PORT, such as 127.0.0.1:7070",
+            "{} = {text:?} is not an ADDRESS:PORT, such as 127.0.0.1:7070",
             value.place.said(key)
         ))
     })

@@ -179,11 +179,18 @@ const OF_EVENTS: &[Setting] = &[
         "ledger.mismatch",
         Kind::Choice(&["error", "warn"]),
         "error",
-        "what a reused id with another content leads to",
+        "what to do about an id that is reused for different content",
     ),
     row("ledger.metadata_bytes_max", int(2, 64 * 1024 * 1024), "16384", "the largest metadata of an entry"),
     row("ledger.sweep", Kind::Bool, "true", "whether a guard sweeps in the background"),
     row("ledger.sweep_interval_s", int(1, 7 * 86_400), "3600", "how often the sweeper runs"),
+    row("ledger.log_skips", Kind::Bool, "true", "whether skips are logged and prevented repeats counted"),
+    row(
+        "ledger.value",
+        Kind::Name,
+        "",
+        "where an event's value is in its payload, as /amount: prevented repeats sum it",
+    ),
     Setting {
         aliases: &["im2be.dedup.default-scope-id"],
         ..also(
@@ -250,7 +257,7 @@ const OF_EVENTS: &[Setting] = &[
         "window.epoch",
         Kind::Name,
         "1",
-        "give another after a copy of the ledger's files was put back, and the window is empty; what else happens to a ledger is noticed without it",
+        "change this after restoring the ledger's files from a copy; the window then starts empty. Other resets are detected automatically",
     ),
     row(
         "window.outage",
@@ -280,7 +287,7 @@ const OF_EVENTS: &[Setting] = &[
             "journal.mismatch",
             Kind::Choice(&["error", "warn"]),
             "error",
-            "what an id that is used again for another content leads to; warn keeps and answers the original",
+            "what to do about an id that is reused for different content; warn keeps and returns the original",
         ),
         &["EVENT_STORE_IDEMPOTENCY_MISMATCH_MODE"],
     ),

@@ -149,7 +149,7 @@ fn unknown_names_are_errors() {
 }
 
 #[test]
-fn e_a_mistake_in_a_name_is_told_with_what_was_probably_meant() {
+fn e_a_mistake_in_a_name_is_reported_with_what_was_probably_meant() {
     let text = problem(&Sources::new().env([("HAPAX_LEDGER_URI", "memory:")]));
     assert!(text.contains("did you mean HAPAX_LEDGER_URL?"), "{text}");
     let text = problem(&Sources::new().env([("PROCESSED_EVENT_OWNRE", "me")]));
@@ -162,7 +162,7 @@ fn e_a_mistake_in_a_name_is_told_with_what_was_probably_meant() {
 
 /// The likeliest guesses are the names of the flags, and half of a name.
 #[test]
-fn t98_a_variable_that_is_named_after_its_flag_is_told_with_the_right_one() {
+fn t98_a_variable_that_is_named_after_its_flag_is_reported_with_the_right_one() {
     for (name, meant) in [
         ("HAPAX_LEDGER", "HAPAX_LEDGER_URL"),
         ("HAPAX_JOURNAL", "HAPAX_JOURNAL_URL"),
@@ -208,7 +208,7 @@ fn t98_the_variables_of_the_repositorys_tools_are_no_mistakes() {
 }
 
 #[test]
-fn e_a_mistake_in_the_file_is_told_with_its_line() {
+fn e_a_mistake_in_the_file_is_reported_with_its_line() {
     let text = problem(&Sources::new().toml("my.toml", "[retry]\nattempts_max = 3\n[ledger]\nurl = \n"));
     assert!(text.contains("my.toml line 4: "), "{text}");
     let text = problem(&Sources::new().toml("my.toml", "[retry\n"));
@@ -217,7 +217,7 @@ fn e_a_mistake_in_the_file_is_told_with_its_line() {
 
 /// Errors as a reader needs them to find the place.
 #[test]
-fn t98_a_key_of_the_file_that_is_wrong_is_told_with_its_line_and_once() {
+fn t98_a_key_of_the_file_that_is_wrong_is_reported_with_its_line_and_once() {
     for (toml, wanted) in [
         ("[retry]\n\n[ledger]\nulr = 'x'", "configuration: my.toml line 4: \"ledger.ulr\" is not a setting;"),
         ("[ledger]\npool_max = [1]", "configuration: my.toml line 2: ledger.pool_max is an array; it takes"),
@@ -235,7 +235,7 @@ fn t98_a_key_of_the_file_that_is_wrong_is_told_with_its_line_and_once() {
         assert!(text.contains(wanted) && text.matches("configuration").count() == 1, "{text}");
     }
     let text = problem(&Sources::new().toml("my.toml", "# a\nserve.listen = 'nowhere'"));
-    assert!(text.contains("my.toml line 2: serve.listen = \"nowhere\" is no ADDRESS:PORT"), "{text}");
+    assert!(text.contains("my.toml line 2: serve.listen = \"nowhere\" is not an ADDRESS:PORT"), "{text}");
     for (key, wanted) in [
         ("keys.retention_days", "--set keys.retention_days=0 is not allowed: it takes a whole number"),
         ("consumer.a.max_attempts", "--set consumer.a.max_attempts=0 is not allowed: "),
@@ -255,18 +255,18 @@ fn t98_a_key_of_the_file_that_is_wrong_is_told_with_its_line_and_once() {
 }
 
 #[test]
-fn t98_the_name_of_a_file_is_told_as_a_url() {
+fn t98_the_name_of_a_file_is_reported_as_a_url() {
     for (key, text, meant) in [
         ("ledger.url", "ledger.db", "did you mean sqlite:ledger.db?"),
         ("journal.url", "a/b.sqlite", "did you mean sqlite:a/b.sqlite?"),
         ("bus.url", "bus.db", "did you mean embedded:bus.db?"),
     ] {
-        let told = problem(&Sources::new().flag(key, "--set", text));
-        assert!(told.contains(meant) && !told.contains("***"), "{told}");
+        let message = problem(&Sources::new().flag(key, "--set", text));
+        assert!(message.contains(meant) && !message.contains("***"), "{message}");
     }
-    let told = problem(&Sources::new().flag("ledger.url", "--ledger", "host=db password=s3cret.db"));
-    assert!(told.contains("flag --ledger (not shown: it may be a password) is not allowed"), "{told}");
-    assert!(!told.contains("s3cret"), "{told}");
+    let message = problem(&Sources::new().flag("ledger.url", "--ledger", "host=db password=s3cret.db"));
+    assert!(message.contains("flag --ledger (not shown: it may be a password) is not allowed"), "{message}");
+    assert!(!message.contains("s3cret"), "{message}");
     for (key, url) in [("ledger.url", "sqlite:"), ("ledger.url", "sqlite://"), ("journal.url", "dir:")] {
         assert!(problem(&Sources::new().flag(key, "--set", url)).contains("is not allowed"), "{url}");
     }
@@ -336,7 +336,7 @@ fn e_what_is_right_is_shown_although_something_is_wrong() {
 
 /// One mistake hides neither other mistakes nor the values in force.
 #[test]
-fn t98_every_mistake_is_told_and_all_else_is_as_it_would_be() {
+fn t98_every_mistake_is_reported_and_all_else_is_as_it_would_be() {
     let file = "[ledger]\nulr = 'x'\nschema = 5\nidentity = 'no'\n[retry]\nattempts_max = 3";
     let sources = Sources::new()
         .flag("data.dir", "--data", "d")

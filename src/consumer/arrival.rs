@@ -56,6 +56,7 @@ pub struct Undecodable {
 
 /// An event that was delivered.
 #[derive(Debug, Clone)]
+#[allow(clippy::struct_excessive_bools)] // independent facts
 pub struct Arrival {
     pub(crate) event: Event,
     pub(crate) delivered: Delivered,
@@ -70,6 +71,8 @@ pub struct Arrival {
     pub(crate) unordered: bool,
     /// Whether it runs with nothing beside it, so that it is to blame if the process dies.
     pub(crate) alone: bool,
+    /// Whether it may have run in this process.
+    pub(crate) ran: bool,
     /// If it is a suspect of a process that died: how many suspects run together, with nothing else
     /// beside them.
     pub(crate) suspects_max: Option<usize>,

@@ -15,7 +15,8 @@ use crate::event::{Event, Fingerprint};
 use crate::guard::{Core, reason_of};
 use crate::id::{EventId, Tenant};
 use crate::ledger::{
-    Claim, Epoch, FailureSettings, Identity, LeaseSettings, Ledger, Mode, Nonce, Outcome, Week,
+    Claim, Epoch, FailureSettings, Identity, Layer, LeaseSettings, Ledger, Mode, Nonce, Outcome, Skip,
+    SkipReason, Week,
 };
 use crate::window::Sighting;
 
@@ -34,8 +35,32 @@ const BUSY_PAUSE_MAX: Duration = Duration::from_secs(1);
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 
 impl ConsumerContext {
-    /// What an outcome other than "first" means for a delivery.
+    /// What an outcome other than "first" means for a delivery. Notes it if it is a skip.
     pub(crate) async fn unclaimed<G>(&self, outcome: Outcome<G>, arrival: &mut Arrival) -> Ending {
+        if let Some(reason) = SkipReason::of(&outcome) {
+            // Not one that ran here, whose own settling may have been recorded without an answer; nor one
+            // that the ledger delivered; nor one that would not have run.
+            let repeats = reason == SkipReason::Duplicate
+                && !(arrival.ran || arrival.is_held())
+                && self.settings.wants.matches(&arrival.event);
+            self.note_skip(arrival, reason, repeats.then_some(Layer::Claims));
+        }
+        self.ended(outcome, arrival).await
+    }
+
+    /// Notes a skipped delivery.
+    pub(crate) fn note_skip(&self, arrival: &Arrival, reason: SkipReason, prevented: Option<Layer>) {
+        self.core.skip_log().note(Skip {
+            identity: &self.identity_of(arrival),
+            reason,
+            origin: Some(&arrival.received.origin),
+            payload: Some(&arrival.event.payload),
+            prevented,
+        });
+    }
+
+    /// The same without a note.
+    pub(crate) async fn ended<G>(&self, outcome: Outcome<G>, arrival: &mut Arrival) -> Ending {
         match outcome {
             Outcome::First(_) => Ending::Later(PAUSE_MIN), // not reached: a first claim is run by the worker
             Outcome::Duplicate(_) => Ending::Passed(Passed::Duplicate),
@@ -105,7 +130,7 @@ impl ConsumerContext {
         self.refuse_delivered(arrival, arrival.event.tenant.clone(), reason).await
     }
 
-    /// The same for a record that is no event.
+    /// The same for a record that is not an event.
     pub(crate) async fn refuse_undecodable(&self, undecodable: &Undecodable) -> Ending {
         self.refuse_delivered(&undecodable.delivered, None, &undecodable.reason).await
     }
@@ -181,6 +206,7 @@ impl ConsumerContext {
                 waits: None,
                 unordered: false,
                 alone: false,
+                ran: false,
                 suspects_max: None,
                 apart: false,
             }),
@@ -214,7 +240,8 @@ impl ConsumerContext {
             Ok(Outcome::RetryLater { .. } | Outcome::Busy { .. }) if arrival.is_held() => {
                 Ending::Passed(Passed::Left)
             }
-            Ok(other) => self.unclaimed(other, arrival).await,
+            // Nothing runs here, so nothing is kept from running twice.
+            Ok(other) => self.ended(other, arrival).await,
             Err(error @ Error::Invalid { .. }) => self.refuse(arrival, &error.to_string()).await,
             Err(error) => away(error),
         }
@@ -235,7 +262,7 @@ impl ConsumerContext {
 /// Maps a ledger error: contention, an outage, or a permanent error.
 pub(crate) fn away(error: Error) -> Ending {
     if is_contention(&error) {
-        tracing::debug!(target: "hapax", error = %error.chain(), "a delivery is tried again");
+        tracing::debug!(target: "hapax", error = %error.chain(), "retrying a delivery");
         Ending::Later(PAUSE_MIN * 10)
     } else if error.is_retryable() {
         Ending::Away(error)

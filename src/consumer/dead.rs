@@ -94,7 +94,7 @@ impl DeadLetterOutlet {
         match copied.map_err(task_failed)? {
             Err(error) => {
                 if self.failing_until.is_none() {
-                    tracing::warn!(target: "hapax", error = %error.chain(), "dead letters cannot be copied; they stay in the ledger, and it is tried again");
+                    tracing::warn!(target: "hapax", error = %error.chain(), "copying dead letters failed; they stay in the ledger; retrying");
                 }
                 self.failing_until = Some(now + 2 * self.context.settings.dead_reserve);
             }
@@ -234,7 +234,7 @@ async fn mark(context: &ConsumerContext, copied: &[PublishedDead]) -> Result<()>
     while !copied.is_empty() {
         match context.ledger.mark_dead_published(copied).await {
             Err(error) if error.is_retryable() => {
-                tracing::debug!(target: "hapax", error = %error.chain(), "copied dead letters cannot be marked; it is tried again");
+                tracing::debug!(target: "hapax", error = %error.chain(), "copied dead letters cannot be marked; retrying");
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(longest);
             }

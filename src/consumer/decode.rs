@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn e_the_key_of_a_record_and_a_tombstone_are_told() {
+    fn e_the_key_of_a_record_and_a_tombstone_are_reported() {
         let mut received = received(&[("eventId", "e-4")], "");
         received.record.key = Some("order-17".into());
         let event = Decoder::default().decode(&received).unwrap();
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_decoded_is_a_sentence() {
-        for (headers, payload, told) in [
+        for (headers, payload, expected) in [
             (&[][..], "{}", "no event id"),
             (&[("eventId", "  ")][..], "{}", "blank"),
             (&[("eventId", "e"), ("seq", "-1")][..], "{}", "whole number"),
@@ -262,7 +262,7 @@ mod tests {
             (&[][..], "\u{0}\u{1}garbage", "no event id"),
         ] {
             let error = Decoder::default().decode(&received(headers, payload)).unwrap_err().to_string();
-            assert!(error.contains(told), "{error}");
+            assert!(error.contains(expected), "{error}");
         }
     }
 

@@ -102,14 +102,14 @@ impl HeldFeed {
             Ok(due) => due,
             Err(error) if error.is_retryable() => {
                 if self.failing.failed(&error) {
-                    tracing::warn!(target: "hapax", error = %error.chain(), "held events cannot be looked for; it is tried again");
+                    tracing::warn!(target: "hapax", error = %error.chain(), "cannot read held events; retrying");
                 }
                 return Ok(None);
             }
             Err(error) => return Err(error),
         };
         if self.failing.succeeded() {
-            tracing::info!(target: "hapax", "held events are looked for again");
+            tracing::info!(target: "hapax", "held events can be read again");
         }
         self.note_held(due.held);
         let all = due.entries.len() as u64 >= due.claimable;
@@ -130,9 +130,9 @@ impl HeldFeed {
         let full = held >= self.context.settings.held_max;
         if full != std::mem::replace(&mut self.is_full, full) {
             if full {
-                tracing::warn!(target: "hapax", held, "the scope holds as many events as it may (held_max): partitions pause until some are resolved");
+                tracing::warn!(target: "hapax", held, "held_max reached: partitions pause");
             } else {
-                tracing::info!(target: "hapax", held, "the scope holds fewer events than it may: partitions go on");
+                tracing::info!(target: "hapax", held, "below held_max: partitions resume");
             }
         }
     }

@@ -34,17 +34,8 @@ impl<F> Leased<F> {
     }
 }
 
-/// Runs `handler` under a lease, with a key and token to pass on to the sink.
-///
-/// ```
-/// use hapax::consumer::{Handled, leased};
-/// use hapax::{Event, guard::Run};
-/// let mailer = leased(|event: Event, run: Run| async move {
-///     println!("{} as {}, token {}", event.id, run.key(), run.token());
-///     Handled::Ok(())
-/// });
-/// # let _ = mailer;
-/// ```
+/// Runs a closure under a lease, with a key and token to pass on to the sink. Programs use
+/// [`Consumer::leased`](super::Consumer::leased).
 pub fn leased<F, R>(handler: F) -> Leased<F>
 where
     F: Fn(Event, Run) -> R + Send + Sync + 'static,
@@ -69,7 +60,8 @@ impl<F> AtMostOnce<F> {
     }
 }
 
-/// Runs `handler` at most once per event.
+/// Runs a closure at most once per event. Programs use
+/// [`Consumer::at_most_once`](super::Consumer::at_most_once).
 pub fn at_most_once<F, R>(handler: F) -> AtMostOnce<F>
 where
     F: Fn(Event) -> R + Send + Sync + 'static,
@@ -129,7 +121,10 @@ where
             Outcome::First(lease) if lease.suspect() && !arrival.alone => {
                 release_lease(lease, Ending::Alone).await
             }
-            Outcome::First(lease) => self.run(event, lease, arrival).await,
+            Outcome::First(lease) => {
+                arrival.ran = true;
+                self.run(event, lease, arrival).await
+            }
             other => self.context.unclaimed(other, arrival).await,
         }
     }
@@ -285,6 +280,7 @@ where
                 }
                 Err(error) => return away(error),
             };
+        arrival.ran = true;
         crate::crash_point!("consumer.after-claim");
         let began = Instant::now();
         let handled = tokio::select! {

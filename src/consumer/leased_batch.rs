@@ -42,17 +42,8 @@ pub struct LeasedBatch<H, Args> {
     _args: PhantomData<fn() -> Args>,
 }
 
-/// Runs `handler` for batches of leased events, with an outcome for each.
-///
-/// ```
-/// use hapax::consumer::{BatchHandled, LeasedEvent, leased_batch};
-///
-/// async fn index(batch: &[LeasedEvent]) -> BatchHandled {
-///     Ok(batch.iter().map(|item| { println!("{}", item.event.id); Ok(()) }).collect())
-/// }
-/// # let _ =
-/// leased_batch(index);
-/// ```
+/// Runs `handler` for batches of leased events, with an outcome for each. Programs use
+/// [`Consumer::leased_batch`](super::Consumer::leased_batch).
 pub fn leased_batch<Args, H: LeasedBatchHandler<Args>>(handler: H) -> LeasedBatch<H, Args> {
     LeasedBatch { handler, _args: PhantomData }
 }
@@ -76,7 +67,7 @@ impl<Args: 'static, H: LeasedBatchHandler<Args>> Worker for LeasedBatchWorker<H,
     }
 
     /// A lease on an event would make its successors wait, so only the head of a key is claimed.
-    fn lane_max(&self) -> usize {
+    fn per_key_max(&self) -> usize {
         1
     }
 
@@ -85,26 +76,26 @@ impl<Args: 'static, H: LeasedBatchHandler<Args>> Worker for LeasedBatchWorker<H,
         endings.pop().unwrap_or(Ending::Later(PAUSE))
     }
 
-    async fn work(&self, lanes: &mut [Vec<Arrival>]) -> Vec<Vec<Ending>> {
-        let mut endings: Vec<Option<Ending>> = lanes.iter().map(|_| None).collect();
+    async fn work(&self, queues: &mut [Vec<Arrival>]) -> Vec<Vec<Ending>> {
+        let mut endings: Vec<Option<Ending>> = queues.iter().map(|_| None).collect();
         let (mut together, mut groups) = (Vec::new(), Vec::new());
-        for (lane, arrivals) in lanes.iter_mut().enumerate() {
+        for (queue, arrivals) in queues.iter_mut().enumerate() {
             let Some(arrival) = arrivals.first_mut() else { continue };
             if !self.context.settings.wants.matches(&arrival.event) {
-                endings[lane] = Some(self.context.step_past(arrival).await);
+                endings[queue] = Some(self.context.step_past(arrival).await);
             } else if arrival.apart {
-                groups.push(vec![(lane, arrival)]);
+                groups.push(vec![(queue, arrival)]);
             } else {
-                together.push((lane, arrival));
+                together.push((queue, arrival));
             }
         }
         groups.push(together);
         let ran = all(groups.into_iter().map(async |group| {
-            let (lanes, arrivals): (Vec<_>, Vec<_>) = group.into_iter().unzip();
-            lanes.into_iter().zip(self.batch(arrivals).await).collect::<Vec<_>>()
+            let (queues, arrivals): (Vec<_>, Vec<_>) = group.into_iter().unzip();
+            queues.into_iter().zip(self.batch(arrivals).await).collect::<Vec<_>>()
         }));
-        for (lane, ending) in ran.await.into_iter().flatten() {
-            endings[lane] = Some(ending);
+        for (queue, ending) in ran.await.into_iter().flatten() {
+            endings[queue] = Some(ending);
         }
         endings.into_iter().map(|ending| ending.into_iter().collect()).collect()
     }
@@ -161,7 +152,10 @@ impl<Args: 'static, H: LeasedBatchHandler<Args>> LeasedBatchWorker<H, Args> {
             Ok(Outcome::First(lease)) if lease.suspect() && !arrival.alone => {
                 Err(release_lease(lease, Ending::Alone).await)
             }
-            Ok(Outcome::First(lease)) => Ok(Claimed { lease, arrival }),
+            Ok(Outcome::First(lease)) => {
+                arrival.ran = true;
+                Ok(Claimed { lease, arrival })
+            }
             Ok(other) => Err(self.context.unclaimed(other, arrival).await),
             Err(error @ Error::Invalid { .. }) => Err(self.context.refuse(arrival, &error.to_string()).await),
             Err(error) => Err(away(error)),

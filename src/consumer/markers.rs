@@ -115,9 +115,9 @@ impl Markers {
         self: &Arc<Self>,
         ledger: &dyn Ledger,
         settings: &ConsumerSettings,
-        lanes: &[Vec<Arrival>],
+        queues: &[Vec<Arrival>],
     ) -> Result<UnderWay> {
-        let under_way = self.begin(lanes);
+        let under_way = self.begin(queues);
         let _turn = self.turn.lock().await;
         let ahead = i64::try_from(settings.batch_max.max(AHEAD_MIN)).unwrap_or(i64::MAX);
         // A sweep removes markers older than the retention, so renew them well before.
@@ -154,12 +154,12 @@ impl Markers {
     }
 
     /// Registers a batch.
-    fn begin(self: &Arc<Self>, lanes: &[Vec<Arrival>]) -> UnderWay {
+    fn begin(self: &Arc<Self>, queues: &[Vec<Arrival>]) -> UnderWay {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
-        let batch = lanes.iter().map(Vec::len).sum();
+        let batch = queues.iter().map(Vec::len).sum();
         let mut partitions = self.lock();
         let mut mine = BTreeSet::new();
-        for arrival in lanes.iter().flatten() {
+        for arrival in queues.iter().flatten() {
             let Source::Bus(assigned) = &arrival.source else { continue };
             let offset = arrival.received.origin.offset;
             let mark = partitions.entry(assigned.partition.clone()).or_default();

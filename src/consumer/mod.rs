@@ -5,15 +5,27 @@
 //! **commit point** → **commit** the offset. Events that must wait long, are parked or are dead go
 //! to the ledger's `held` with their bytes, and the commit point moves past them.
 //!
-//! The guarantee is the wrapper around the handler, and its type names it: [`leased`],
-//! [`leased_batch`], [`at_most_once`], and `transactional` for ledgers in the same database as the effects.
+//! The method that runs a handler names the guarantee: [`Consumer::leased`],
+//! [`Consumer::leased_batch`], [`Consumer::at_most_once`], and [`Consumer::transactional`] for
+//! ledgers in the same database as the effects. A handler is an `async fn`, or a type of yours that
+//! implements the trait of its guarantee, such as [`LeasedHandler`].
 //!
 //! ```
 //! use std::sync::Arc;
 //! use hapax::backend::memory::MemoryLedger;
 //! use hapax::bus::{Bus, Record, TopicSettings, memory::MemoryBus};
-//! use hapax::consumer::{Consumer, Handled, leased};
+//! use hapax::consumer::{Consumer, ConsumerHandle, Handled, LeasedHandler};
 //! use hapax::{Event, Topic, guard::Run};
+//!
+//! struct Mailer(ConsumerHandle);
+//!
+//! impl LeasedHandler for Mailer {
+//!     async fn handle(&self, event: &Event, run: &Run) -> Handled {
+//!         println!("mail for {}, key {}", event.id, run.key());
+//!         self.0.stop(); // one mail is enough
+//!         Ok(())
+//!     }
+//! }
 //!
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> hapax::Result<()> {
 //! let bus = Arc::new(MemoryBus::default());
@@ -23,14 +35,8 @@
 //! bus.publish(&orders, &[record.clone(), record]).await?; // the same event, twice
 //!
 //! let consumer = Consumer::builder(bus, MemoryLedger::default()).scope("mailer").topic("orders").build()?;
-//! let handle = consumer.handle();
-//! let counts = consumer
-//!     .run(leased(move |event: Event, _run: Run| {
-//!         println!("mail for {}", event.id);
-//!         handle.stop();
-//!         async { Handled::Ok(()) }
-//!     }))
-//!     .await?;
+//! let mailer = Mailer(consumer.handle());
+//! let counts = consumer.leased(mailer).await?; // or an `async fn(&Event, &Run) -> Handled`
 //! assert_eq!(counts["done"], 1);
 //! # Ok(()) }
 //! ```
@@ -70,16 +76,20 @@ pub use handler::{
     AtMostOnceHandler, ByEvent, Decoded, FromEvent, Json, LeasedBatchHandler, LeasedHandler,
     TransactionalBatchHandler, TransactionalHandler,
 };
-pub use leased::{AtMostOnce, Leased, at_most_once, leased};
-pub use leased_batch::{LeasedBatch, LeasedEvent, leased_batch};
+pub use leased::{AtMostOnce, Leased};
+#[doc(hidden)]
+pub use leased::{at_most_once, leased};
+#[doc(hidden)]
+pub use leased_batch::leased_batch;
+pub use leased_batch::{LeasedBatch, LeasedEvent};
 pub use meter::Progress;
 pub use offsets::CommitPoint;
-pub use order::{KeyQueues, Lane, LaneRun};
+pub use order::{KeyQueues, QueueId, QueueRun};
 pub use passed::Passed;
 pub use settings::{ConsumerSettings, OutagePolicy, Wants};
-pub use transactional::{
-    BatchHandler, Batched, Each, HandledIn, Transactional, transactional, transactional_batch,
-};
+pub use transactional::{BatchHandler, Transactional};
+#[doc(hidden)]
+pub use transactional::{Batched, Each, HandledIn, transactional, transactional_batch};
 pub use worker::Guarantee;
 
 use crate::bus::{Bus, Subscription, TopicSettings};
@@ -168,6 +178,10 @@ impl<L: Ledger> Consumer<L> {
 
     /// Consumes until it is stopped or cannot continue. Returns how many deliveries ended in which
     /// way. Start-up checks run first and refuse whatever would break the guarantee.
+    ///
+    /// Programs call [`leased`](Self::leased), [`at_most_once`](Self::at_most_once) or
+    /// [`transactional`](Self::transactional), which take a handler.
+    #[doc(hidden)]
     pub async fn run(self, guarantee: impl Guarantee<L>) -> Result<Counts> {
         let findings = check(&*self.bus, self.guard.ledger(), self.window.as_deref(), &self.settings).await?;
         refuse(&findings)?;

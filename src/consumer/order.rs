@@ -6,7 +6,7 @@ use std::hash::Hash;
 use tokio::time::Instant;
 
 /// Queues by key. A key is *idle* (its head may be taken), *taken* (its head runs) or *delayed*
-/// (its head failed and waits). An item without a key forms its own lane.
+/// (its head failed and waits). An item without a key forms its own queue.
 ///
 /// ```
 /// use hapax::consumer::KeyQueues;
@@ -18,36 +18,36 @@ use tokio::time::Instant;
 /// assert_eq!(taken.iter().map(|run| run.items[0]).collect::<Vec<_>>(), [1, 3]);
 /// assert!(queues.take(10, 1).is_empty()); // 2 waits for 1
 /// for run in taken {
-///     queues.release(run.lane, Vec::new(), None); // done
+///     queues.release(run.queue, Vec::new(), None); // done
 /// }
 /// assert_eq!(queues.take(10, 1)[0].items, [2]);
 /// ```
 #[derive(Debug)]
 pub struct KeyQueues<K, T> {
-    lanes: HashMap<Lane<K>, Queue<T>>,
-    /// Lanes whose head may be taken, in the order in which they became ready.
-    ready: VecDeque<Lane<K>>,
+    queues: HashMap<QueueId<K>, Queue<T>>,
+    /// Queues whose head may be taken, in the order in which they became ready.
+    ready: VecDeque<QueueId<K>>,
     delayed: BTreeSet<(Instant, u64)>,
-    delayed_lanes: HashMap<u64, Lane<K>>,
+    delayed_queues: HashMap<u64, QueueId<K>>,
     number: u64,
     len: usize,
 }
 
 /// A unit of ordering: a key, or a single item.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Lane<K> {
+pub enum QueueId<K> {
     /// All items of a key.
     Key(K),
     /// One item without a key.
     Own(u64),
 }
 
-/// Items of one lane, in order, taken to be run. The lane yields nothing else until they are
+/// Items of one queue, in order, taken to be run. The queue yields nothing else until they are
 /// released.
 #[derive(Debug)]
-pub struct LaneRun<K, T> {
-    /// The lane.
-    pub lane: Lane<K>,
+pub struct QueueRun<K, T> {
+    /// The queue.
+    pub queue: QueueId<K>,
     /// Its first items.
     pub items: Vec<T>,
 }
@@ -62,10 +62,10 @@ struct Queue<T> {
 impl<K, T> Default for KeyQueues<K, T> {
     fn default() -> Self {
         KeyQueues {
-            lanes: HashMap::new(),
+            queues: HashMap::new(),
             ready: VecDeque::new(),
             delayed: BTreeSet::new(),
-            delayed_lanes: HashMap::new(),
+            delayed_queues: HashMap::new(),
             number: 0,
             len: 0,
         }
@@ -83,8 +83,8 @@ impl<K: Eq + Hash + Clone, T> KeyQueues<K, T> {
     /// affected; [`release_among`](Self::release_among) puts those behind it.
     pub fn push_before(&mut self, key: Option<K>, item: T, precedes: impl Fn(&T, &T) -> bool) {
         self.number += 1;
-        let lane = key.map_or(Lane::Own(self.number), Lane::Key);
-        let queue = self.lanes.entry(lane.clone()).or_insert_with(|| Queue {
+        let id = key.map_or(QueueId::Own(self.number), QueueId::Key);
+        let queue = self.queues.entry(id.clone()).or_insert_with(|| Queue {
             items: VecDeque::new(),
             taken: false,
             delay: None,
@@ -98,20 +98,20 @@ impl<K: Eq + Hash + Clone, T> KeyQueues<K, T> {
         let delay = queue.delay.take();
         if let Some(delay) = delay {
             self.delayed.remove(&delay);
-            self.delayed_lanes.remove(&delay.1);
+            self.delayed_queues.remove(&delay.1);
         }
         if delay.is_some() || queue.items.len() == 1 {
-            self.ready.push_back(lane);
+            self.ready.push_back(id);
         }
     }
 
     /// Takes the heads of idle keys: at most `max` items in all, and at most `per_key` of one key.
-    pub fn take(&mut self, max: usize, per_key: usize) -> Vec<LaneRun<K, T>> {
+    pub fn take(&mut self, max: usize, per_key: usize) -> Vec<QueueRun<K, T>> {
         self.wake();
         let (mut runs, mut left) = (Vec::new(), max);
         while left > 0 {
-            let Some(lane) = self.ready.pop_front() else { break };
-            let Some(queue) = self.lanes.get_mut(&lane) else { continue };
+            let Some(id) = self.ready.pop_front() else { break };
+            let Some(queue) = self.queues.get_mut(&id) else { continue };
             let count = per_key.min(left).min(queue.items.len());
             if count == 0 || queue.taken {
                 continue;
@@ -119,36 +119,36 @@ impl<K: Eq + Hash + Clone, T> KeyQueues<K, T> {
             queue.taken = true;
             left -= count;
             self.len -= count;
-            runs.push(LaneRun { items: queue.items.drain(..count).collect(), lane });
+            runs.push(QueueRun { items: queue.items.drain(..count).collect(), queue: id });
         }
         runs
     }
 
-    /// Puts taken items back in front of the others of their lane, which stays taken.
-    pub fn put_back(&mut self, lane: &Lane<K>, rest: Vec<T>) {
-        let Some(queue) = self.lanes.get_mut(lane) else { return };
+    /// Puts taken items back in front of the others of their queue, which stays taken.
+    pub fn put_back(&mut self, id: &QueueId<K>, rest: Vec<T>) {
+        let Some(queue) = self.queues.get_mut(id) else { return };
         self.len += rest.len();
         for item in rest.into_iter().rev() {
             queue.items.push_front(item);
         }
     }
 
-    /// Releases a taken lane: `rest` goes to its front again, and none of it is taken before
+    /// Releases a taken queue: `rest` goes to its front again, and none of it is taken before
     /// `until`.
-    pub fn release(&mut self, lane: Lane<K>, rest: Vec<T>, until: Option<Instant>) {
-        self.release_among(lane, rest, until, |_, _| false);
+    pub fn release(&mut self, id: QueueId<K>, rest: Vec<T>, until: Option<Instant>) {
+        self.release_among(id, rest, until, |_, _| false);
     }
 
     /// The same, but items queued meanwhile stay before those of `rest` that they precede
-    /// (`precedes(queued, given)`). If one comes before all of `rest`, the lane is not delayed.
+    /// (`precedes(queued, given)`). If one comes before all of `rest`, the queue is not delayed.
     pub fn release_among(
         &mut self,
-        lane: Lane<K>,
+        id: QueueId<K>,
         rest: Vec<T>,
         until: Option<Instant>,
         precedes: impl Fn(&T, &T) -> bool,
     ) {
-        let Some(queue) = self.lanes.get_mut(&lane) else { return };
+        let Some(queue) = self.queues.get_mut(&id) else { return };
         queue.taken = false;
         self.len += rest.len();
         let mut first = 0; // index of the first of the rest
@@ -157,20 +157,20 @@ impl<K: Eq + Hash + Clone, T> KeyQueues<K, T> {
             queue.items.insert(first, item);
         }
         if queue.items.is_empty() {
-            self.lanes.remove(&lane);
+            self.queues.remove(&id);
             return;
         }
         if let Some(until) = until.filter(|_| first == 0) {
             self.number += 1;
             queue.delay = Some((until, self.number));
             self.delayed.insert((until, self.number));
-            self.delayed_lanes.insert(self.number, lane);
+            self.delayed_queues.insert(self.number, id);
         } else {
-            self.ready.push_back(lane);
+            self.ready.push_back(id);
         }
     }
 
-    /// When the next delayed lane becomes ready.
+    /// When the next delayed queue becomes ready.
     pub fn next_at(&self) -> Option<Instant> {
         self.delayed.first().map(|(at, _)| *at)
     }
@@ -193,7 +193,7 @@ impl<K: Eq + Hash + Clone, T> KeyQueues<K, T> {
     /// Drops queued items for which `keep` returns false. Taken items are not affected.
     pub fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
         let len = &mut self.len;
-        self.lanes.retain(|_, queue| {
+        self.queues.retain(|_, queue| {
             let before = queue.items.len();
             queue.items.retain(&mut keep);
             *len -= before - queue.items.len();
@@ -203,17 +203,17 @@ impl<K: Eq + Hash + Clone, T> KeyQueues<K, T> {
 
     /// Changes queued items in place. Must not change their keys or their order.
     pub fn for_each(&mut self, change: impl FnMut(&mut T)) {
-        self.lanes.values_mut().flat_map(|queue| queue.items.iter_mut()).for_each(change);
+        self.queues.values_mut().flat_map(|queue| queue.items.iter_mut()).for_each(change);
     }
 
     fn wake(&mut self) {
         let now = Instant::now();
         while let Some((at, number)) = self.delayed.first().copied().filter(|(at, _)| *at <= now) {
             self.delayed.remove(&(at, number));
-            let Some(lane) = self.delayed_lanes.remove(&number) else { continue };
-            if let Some(queue) = self.lanes.get_mut(&lane).filter(|queue| queue.delay == Some((at, number))) {
+            let Some(id) = self.delayed_queues.remove(&number) else { continue };
+            if let Some(queue) = self.queues.get_mut(&id).filter(|queue| queue.delay == Some((at, number))) {
                 queue.delay = None;
-                self.ready.push_back(lane);
+                self.ready.push_back(id);
             }
         }
     }
@@ -221,7 +221,7 @@ impl<K: Eq + Hash + Clone, T> KeyQueues<K, T> {
 
 #[cfg(test)]
 mod tests {
-    use super::{KeyQueues, Lane};
+    use super::{KeyQueues, QueueId};
     use tokio::time::{Duration, Instant};
 
     #[tokio::test(start_paused = true)]
@@ -232,7 +232,7 @@ mod tests {
         queues.push(Some("b"), 3);
         let mut taken = queues.take(1, 1);
         let run = taken.remove(0);
-        queues.release(run.lane, vec![1], Some(Instant::now() + Duration::from_secs(1)));
+        queues.release(run.queue, vec![1], Some(Instant::now() + Duration::from_secs(1)));
         assert_eq!(queues.take(9, 9)[0].items, [3]);
         assert!(queues.take(9, 9).is_empty());
         assert_eq!(queues.len(), 2);
@@ -251,14 +251,14 @@ mod tests {
         let run = queues.take(9, 9).remove(0);
         queues.push_before(Some("a"), 3, before);
         queues.push(Some("a"), 9);
-        queues.release_among(run.lane, run.items, later(), before);
+        queues.release_among(run.queue, run.items, later(), before);
         let run = queues.take(9, 1).remove(0);
         assert_eq!(run.items, [3], "at once");
         // While it is delayed.
-        queues.release_among(run.lane, vec![], None, before);
+        queues.release_among(run.queue, vec![], None, before);
         let run = queues.take(9, 1).remove(0);
         assert_eq!(run.items, [7]);
-        queues.release_among(run.lane, run.items, later(), before);
+        queues.release_among(run.queue, run.items, later(), before);
         assert!(queues.take(9, 9).is_empty() && queues.next_at().is_some());
         queues.push_before(Some("a"), 4, before);
         assert!(queues.next_at().is_none());
@@ -283,9 +283,9 @@ mod tests {
         let run = queues.take(1, 1).remove(0);
         queues.retain(|n| *n == 3);
         assert_eq!(queues.len(), 1);
-        queues.release(run.lane, vec![], None);
+        queues.release(run.queue, vec![], None);
         assert_eq!(queues.take(9, 9)[0].items, [3]);
-        queues.release(Lane::Key("a"), vec![], None);
+        queues.release(QueueId::Key("a"), vec![], None);
         assert!(queues.is_empty() && !queues.has_ready());
     }
 }

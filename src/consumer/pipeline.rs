@@ -25,7 +25,7 @@ use super::dead::{self, DeadLetterOutlet};
 use super::held::HeldFeed;
 use super::meter::Meter;
 use super::offsets::CommitPoint;
-use super::order::{KeyQueues, Lane, LaneRun};
+use super::order::{KeyQueues, QueueId, QueueRun};
 use super::worker::{Suspects, Worker};
 use super::{Counts, OutagePolicy, Passed, Stop};
 use crate::bus::{Assignment, Partition, Subscriber};
@@ -55,9 +55,9 @@ pub(super) struct PartitionState {
     suspects_unknown: bool,
 }
 
-/// What a task reports for one lane.
+/// What a task reports for one queue.
 struct Ended {
-    lane: Lane<Key>,
+    queue: QueueId<Key>,
     queued: Vec<Queued>,
     endings: Vec<Ending>,
 }
@@ -73,7 +73,7 @@ pub(super) struct Pipeline {
     pub(super) released: Vec<watch::Sender<bool>>,
     pub(super) queues: KeyQueues<Key, Queued>,
     /// Suspects, each to run with nothing beside it.
-    pub(super) alone: VecDeque<(Lane<Key>, Vec<Arrival>)>,
+    pub(super) alone: VecDeque<(QueueId<Key>, Vec<Arrival>)>,
     pub(super) window: WindowStage,
     pub(super) held: HeldFeed,
     pub(super) dead_letters: DeadLetterOutlet,
@@ -189,9 +189,9 @@ impl Pipeline {
         }
         if !self.alone.is_empty() {
             if self.tasks.in_flight == 0 {
-                let lanes = self.next_suspects();
+                let queues = self.next_suspects();
                 self.tasks.lone = true;
-                self.start(lanes);
+                self.start(queues);
             }
             return; // nothing else starts until the suspects are finished
         }
@@ -201,40 +201,41 @@ impl Pipeline {
             if room == 0 {
                 break;
             }
-            let mut lanes = Vec::new();
-            let (max, per_key) = if batch_max == 1 { (room, 1) } else { (batch_max, self.worker.lane_max()) };
-            for LaneRun { lane, items } in self.queues.take(max, per_key) {
+            let mut queues = Vec::new();
+            let (max, per_key) =
+                if batch_max == 1 { (room, 1) } else { (batch_max, self.worker.per_key_max()) };
+            for QueueRun { queue, items } in self.queues.take(max, per_key) {
                 let (first, rest) = first_of(items);
-                self.queues.put_back(&lane, rest);
+                self.queues.put_back(&queue, rest);
                 let arrivals = match first {
                     First::Events(arrivals) => arrivals,
                     First::Undecodable(undecodable) if room == 0 => {
-                        self.queues.release(lane, vec![Queued::Undecodable(undecodable)], None);
+                        self.queues.release(queue, vec![Queued::Undecodable(undecodable)], None);
                         continue;
                     }
                     First::Undecodable(undecodable) => {
                         room -= 1;
-                        self.start_refusal(lane, undecodable);
+                        self.start_refusal(queue, undecodable);
                         continue;
                     }
                 };
                 let Some(first) = arrivals.first() else { continue };
                 let is_held = first.is_held();
                 if first.alone || first.suspects_max.is_some() {
-                    self.alone.push_back((lane, arrivals));
+                    self.alone.push_back((queue, arrivals));
                 } else if is_held && batch_max > 1 && room == 0 {
-                    self.queues.release(lane, events(arrivals), None);
+                    self.queues.release(queue, events(arrivals), None);
                 } else if is_held || batch_max == 1 {
                     // No marker covers a held event, so it runs separately: the others of a batch
                     // would have to wait for it.
                     room = room.saturating_sub(1);
-                    self.start(vec![(lane, arrivals)]);
+                    self.start(vec![(queue, arrivals)]);
                 } else {
-                    lanes.push((lane, arrivals));
+                    queues.push((queue, arrivals));
                 }
             }
-            if !lanes.is_empty() {
-                self.start(lanes);
+            if !queues.is_empty() {
+                self.start(queues);
             }
             if !self.alone.is_empty() {
                 return self.start_runnable();
@@ -242,45 +243,45 @@ impl Pipeline {
         }
     }
 
-    /// The next suspects to run with nothing beside them: one lane, or as many as may run together.
-    fn next_suspects(&mut self) -> Vec<(Lane<Key>, Vec<Arrival>)> {
-        let together = |(_, arrivals): &(Lane<Key>, Vec<Arrival>)| {
+    /// The next suspects to run with nothing beside them: one queue, or as many as may run together.
+    fn next_suspects(&mut self) -> Vec<(QueueId<Key>, Vec<Arrival>)> {
+        let together = |(_, arrivals): &(QueueId<Key>, Vec<Arrival>)| {
             arrivals.first().filter(|arrival| !arrival.alone).and_then(|arrival| arrival.suspects_max)
         };
         let max = self.alone.front().and_then(together);
         let mut room = max.unwrap_or(1);
-        let mut lanes = Vec::new();
+        let mut queues = Vec::new();
         while let Some(next) = self.alone.front()
-            && (lanes.is_empty() || (max.is_some() && together(next) == max && next.1.len() <= room))
+            && (queues.is_empty() || (max.is_some() && together(next) == max && next.1.len() <= room))
         {
             room = room.saturating_sub(next.1.len());
-            lanes.extend(self.alone.pop_front());
+            queues.extend(self.alone.pop_front());
         }
-        lanes
+        queues
     }
 
-    fn start(&mut self, lanes: Vec<(Lane<Key>, Vec<Arrival>)>) {
-        for (_, arrivals) in &lanes {
+    fn start(&mut self, queues: Vec<(QueueId<Key>, Vec<Arrival>)>) {
+        for (_, arrivals) in &queues {
             self.count_in_flight(arrivals.iter().map(|arrival| &arrival.delivered));
         }
         let (worker, context) = (Arc::clone(&self.worker), self.context.clone());
         self.tasks.running.spawn(async move {
-            let (keys, mut arrivals): (Vec<_>, Vec<_>) = lanes.into_iter().unzip();
+            let (keys, mut arrivals): (Vec<_>, Vec<_>) = queues.into_iter().unzip();
             let endings = work(&*worker, &context, &mut arrivals).await;
             let ended = keys.into_iter().zip(arrivals).zip(endings);
             ended
-                .map(|((lane, arrivals), endings)| Ended { lane, queued: events(arrivals), endings })
+                .map(|((queue, arrivals), endings)| Ended { queue, queued: events(arrivals), endings })
                 .collect()
         });
     }
 
     /// Records an undecodable record as a dead letter.
-    fn start_refusal(&mut self, lane: Lane<Key>, undecodable: Box<Undecodable>) {
+    fn start_refusal(&mut self, queue: QueueId<Key>, undecodable: Box<Undecodable>) {
         self.count_in_flight([&undecodable.delivered]);
         let context = self.context.clone();
         self.tasks.running.spawn(async move {
             let ending = context.refuse_undecodable(&undecodable).await;
-            vec![Ended { lane, queued: vec![Queued::Undecodable(undecodable)], endings: vec![ending] }]
+            vec![Ended { queue, queued: vec![Queued::Undecodable(undecodable)], endings: vec![ending] }]
         });
     }
 
@@ -300,22 +301,22 @@ impl Pipeline {
 
     fn on_task_done(&mut self, ended: std::result::Result<Vec<Ended>, tokio::task::JoinError>) -> Result<()> {
         // Handlers' panics are caught where they happen. A panic here is a bug in hapax, and its
-        // lanes are lost.
+        // queues are lost.
         let ended = ended.map_err(task_failed)?;
         self.tasks.lone = false;
-        for Ended { lane, queued, endings } in ended {
+        for Ended { queue, queued, endings } in ended {
             self.tasks.in_flight -= queued.len();
             for delivered in &queued {
                 if let Some(own) = self.partition_of(delivered) {
                     own.running -= 1;
                 }
             }
-            self.finish_lane(lane, queued, endings)?;
+            self.finish_queue(queue, queued, endings)?;
         }
         Ok(())
     }
 
-    fn finish_lane(&mut self, lane: Lane<Key>, queued: Vec<Queued>, endings: Vec<Ending>) -> Result<()> {
+    fn finish_queue(&mut self, queue: QueueId<Key>, queued: Vec<Queued>, endings: Vec<Ending>) -> Result<()> {
         let mut queued = queued.into_iter();
         let mut until = None;
         let mut rest = Vec::new();
@@ -345,7 +346,7 @@ impl Pipeline {
                     OutagePolicy::DeadLetter if self.dead_topic_of(&next).is_some() => {
                         self.meter.ledger_away();
                         let rest = std::iter::once(next).chain(queued).collect();
-                        self.copy_unclaimed(lane, rest, &error);
+                        self.copy_unclaimed(queue, rest, &error);
                         return Ok(());
                     }
                     OutagePolicy::DeadLetter | OutagePolicy::Pause => {
@@ -361,7 +362,7 @@ impl Pipeline {
         rest.retain(|delivered| self.is_ours(delivered));
         // An event that came out of the ledger meanwhile may be the one the rest waits for.
         let strict = self.context.settings.is_strict();
-        self.queues.release_among(lane, rest, until, |queued, given| queued.precedes(given, strict));
+        self.queues.release_among(queue, rest, until, |queued, given| queued.precedes(given, strict));
         Ok(())
     }
 
@@ -448,9 +449,9 @@ impl Pipeline {
         self.context.settings.dead_topic_of(&delivered.received.origin.topic)
     }
 
-    /// With the ledger unavailable and the policy to continue, copies the lane's first record. The
+    /// With the ledger unavailable and the policy to continue, copies the queue's first record. The
     /// copy is all that remains of it here.
-    fn copy_unclaimed(&mut self, lane: Lane<Key>, queued: Vec<Queued>, error: &Error) {
+    fn copy_unclaimed(&mut self, queue: QueueId<Key>, queued: Vec<Queued>, error: &Error) {
         let Some((first, topic)) = queued.first().and_then(|first| Some((first, self.dead_topic_of(first)?)))
         else {
             return;
@@ -468,7 +469,7 @@ impl Pipeline {
                 }
                 Ok(None) => Ending::Later(Duration::from_secs(1)),
             };
-            vec![Ended { lane, queued, endings: vec![ending] }]
+            vec![Ended { queue, queued, endings: vec![ending] }]
         });
     }
 
@@ -501,13 +502,13 @@ pub(super) fn task_failed(error: tokio::task::JoinError) -> Error {
     Error::Corrupt(format!("a task of the consumer ended badly: {error}"))
 }
 
-/// The first deliveries of a lane that may run together.
+/// The first deliveries of a queue that may run together.
 enum First {
     Events(Vec<Arrival>),
     Undecodable(Box<Undecodable>),
 }
 
-/// Splits the deliveries of a lane into those that run first and the rest. An undecodable record is
+/// Splits the deliveries of a queue into those that run first and the rest. An undecodable record is
 /// split from the others, and so is an event that must run alone.
 fn first_of(items: Vec<Queued>) -> (First, Vec<Queued>) {
     let kind = |arrival: &Arrival| (arrival.alone, arrival.suspects_max);
@@ -532,17 +533,17 @@ fn events(arrivals: Vec<Arrival>) -> Vec<Queued> {
     arrivals.into_iter().map(Queued::Event).collect()
 }
 
-/// Runs lanes. An unwanted event is stepped past.
+/// Runs queues. An unwanted event is stepped past.
 async fn work(
     worker: &dyn Worker,
     context: &ConsumerContext,
-    lanes: &mut [Vec<Arrival>],
+    queues: &mut [Vec<Arrival>],
 ) -> Vec<Vec<Ending>> {
-    if let [lane] = &mut *lanes
-        && let [arrival] = lane.as_mut_slice()
+    if let [queue] = &mut *queues
+        && let [arrival] = queue.as_mut_slice()
         && !context.settings.wants.matches(&arrival.event)
     {
         return vec![vec![context.step_past(arrival).await]];
     }
-    worker.work(lanes).await
+    worker.work(queues).await
 }

@@ -7,6 +7,7 @@ use super::decode::Decoder;
 use crate::bus::Start;
 use crate::error::{Error, Result};
 use crate::event::Event;
+use crate::exact::Field;
 use crate::guard::GuardSettings;
 use crate::id::{Kind, Scope, Topic};
 use crate::ledger::{OnDead, OrderPolicy};
@@ -144,6 +145,11 @@ pub struct ConsumerSettings {
     pub retention: Duration,
     /// A member that shows no sign of life for this long loses its partitions to others.
     pub session_timeout: Duration,
+    /// Whether skipped deliveries are logged, and effects that were not done twice counted.
+    pub log_skips: bool,
+    /// Where the value of an event is in its payload: the values of effects that were not done twice
+    /// are summed.
+    pub value: Option<Field>,
     /// Prefix of metrics and spans.
     pub telemetry_prefix: Option<String>,
 }
@@ -180,6 +186,8 @@ impl ConsumerSettings {
             too_old_max: 100,
             retention: Duration::from_hours(7 * 24),
             session_timeout: Duration::from_secs(45),
+            log_skips: true,
+            value: None,
             telemetry_prefix: None,
         }
     }
@@ -252,6 +260,8 @@ impl ConsumerSettings {
             backoff_max: self.backoff_max,
             retention: self.retention,
             order: self.order,
+            log_skips: self.log_skips,
+            value: self.value.clone(),
             telemetry_prefix: self.telemetry_prefix.clone(),
             ..GuardSettings::default()
         }

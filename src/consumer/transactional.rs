@@ -2,10 +2,14 @@
 //!
 //! One transaction per batch. A batch that fails is split until the failing event is found. That
 //! event's failure is counted in a separate transaction and the event waits; its neighbours commit.
-//! A batch that dies with its process counts nothing, so a *marker* of its offsets is committed
-//! before it begins (one marker covers several batches). A member that finds an unfinished marker
-//! runs those offsets one by one, each under a committed lease, so that the event that kills its
-//! process is found and its neighbours are not blamed.
+//! A batch that dies with its process counts nothing, so a *marker* is committed before it begins:
+//! the highest offset that was handed out, and some more, so that it covers the next batches too. The
+//! partition's next owner runs everything up to the marker as suspects: in whole batches, at full
+//! speed, with the exact offsets of each batch noted before it begins
+//! (`t84_after_a_kill_the_rest_runs_in_whole_batches`). If the process dies again, only the noted
+//! offsets run in smaller batches, and after a few deaths each alone under a committed lease. So the
+//! event that kills its process is found and its neighbours are not blamed
+//! (`t84_postgres_suspects_are_narrowed_by_deaths`).
 
 mod batch;
 mod one;
@@ -48,24 +52,8 @@ impl<L, H> Transactional<L, H> {
 /// A handler's future, which borrows its transaction.
 pub type HandledIn<'a> = Pin<Box<dyn Future<Output = Handled> + Send + 'a>>;
 
-/// Runs a handler per event in the transaction of its claim; many of them share one transaction.
-///
-/// ```no_run
-/// use hapax::backend::postgres::PgLedger;
-/// use hapax::consumer::{Consumer, transactional};
-/// # use std::sync::Arc;
-/// # async fn run(bus: Arc<dyn hapax::bus::Bus>, ledger: PgLedger) -> hapax::Result<()> {
-/// let consumer = Consumer::builder(bus, ledger).scope("billing").topic("orders").build()?;
-/// consumer
-///     .run(transactional::<PgLedger, _>(|tx, event| {
-///         Box::pin(async move {
-///             sqlx::query("insert into paid (id) values ($1)").bind(event.id.as_str()).execute(&mut **tx).await?;
-///             Ok(())
-///         })
-///     }))
-///     .await?;
-/// # Ok(()) }
-/// ```
+/// Runs a closure per event in the transaction of its claim; many of them share one transaction.
+/// Programs use [`Consumer::transactional`](super::Consumer::transactional).
 pub fn transactional<L, F>(handler: F) -> Transactional<L, Each<F>>
 where
     L: TransactionalLedger,
@@ -74,7 +62,8 @@ where
     Transactional { handler: Each(handler), _ledger: PhantomData }
 }
 
-/// Runs a handler per batch of events, for effects that work on sets, such as one multi-row insert.
+/// Runs a closure per batch of events. Programs use
+/// [`Consumer::transactional_batch`](super::Consumer::transactional_batch).
 pub fn transactional_batch<L, F>(handler: F) -> Transactional<L, Batched<F>>
 where
     L: TransactionalLedger,

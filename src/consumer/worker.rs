@@ -32,7 +32,7 @@ pub struct Suspects {
     pub(crate) batch_max: usize,
 }
 
-/// Runs deliveries. A worker for batches gets several lanes at once, each in order.
+/// Runs deliveries. A worker for batches gets several queues at once, each in order.
 #[doc(hidden)]
 #[async_trait]
 pub trait Worker: Send + Sync + 'static {
@@ -42,20 +42,20 @@ pub trait Worker: Send + Sync + 'static {
     }
 
     /// The most deliveries of one key per call.
-    fn lane_max(&self) -> usize {
+    fn per_key_max(&self) -> usize {
         self.batch_max()
     }
 
     /// Runs one delivery.
     async fn work_one(&self, arrival: &mut Arrival) -> Ending;
 
-    /// Runs several lanes together. Returns the endings of each lane's deliveries, up to and
-    /// including the first that is not passed. The rest of that lane was not run.
-    async fn work(&self, lanes: &mut [Vec<Arrival>]) -> Vec<Vec<Ending>> {
-        let mut endings = Vec::with_capacity(lanes.len());
-        for lane in lanes {
-            let mut ended = Vec::with_capacity(lane.len());
-            for arrival in lane {
+    /// Runs several queues together. Returns the endings of each queue's deliveries, up to and
+    /// including the first that is not passed. The rest of that queue was not run.
+    async fn work(&self, queues: &mut [Vec<Arrival>]) -> Vec<Vec<Ending>> {
+        let mut endings = Vec::with_capacity(queues.len());
+        for queue in queues {
+            let mut ended = Vec::with_capacity(queue.len());
+            for arrival in queue {
                 let ending = self.work_one(arrival).await;
                 let passed = matches!(ending, Ending::Passed(_));
                 ended.push(ending);

@@ -123,7 +123,7 @@ enum Dropped {
     Counts,
     /// It is released, uncounted: its run has not begun.
     Returns,
-    /// It lapses. For consumers: their handlers do not own the lease, so a drop is no sign of a
+    /// It lapses. For consumers: their handlers do not own the lease, so a drop is not a sign of a
     /// failed run.
     Lapses,
 }

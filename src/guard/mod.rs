@@ -63,7 +63,7 @@ pub(crate) use shared::{Core, WeakCore};
 
 use crate::error::Result;
 use crate::id::{Scope, Tenant};
-use crate::ledger::{IdentityRule, Ledger, Metadata, Mode, Outcome, State, Swept, Token};
+use crate::ledger::{IdentityRule, Ledger, Metadata, Mode, Outcome, SkipLog, State, Swept, Token};
 use crate::sweep::Sweeper;
 use crate::telemetry::Telemetry;
 
@@ -250,6 +250,25 @@ impl<L: Ledger> Guard<L> {
     /// Like [`cleanup_old_events`](Guard::cleanup_old_events), with the details.
     pub async fn sweep(&self) -> Result<Swept> {
         self.core.sweep().await
+    }
+
+    /// The log to which this guard notes skipped deliveries. It writes within a second; a program
+    /// that ends sooner calls [`flush`](SkipLog::flush).
+    ///
+    /// ```
+    /// # use hapax::{Guard, Ledger, backend::memory::MemoryLedger};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> hapax::Result<()> {
+    /// let guard = Guard::builder(MemoryLedger::default()).scope("mailer").build()?;
+    /// for _ in 0..3 {
+    ///     guard.process_if_new("order-17-paid", || async { Ok::<_, String>(()) }).await?;
+    /// }
+    /// guard.skip_log().flush().await?;
+    /// let days = hapax::ledger::Operations::prevented(guard.ledger(), 0).await?;
+    /// assert_eq!(days.prevented[0].amount.count, 2);
+    /// # Ok(()) }
+    /// ```
+    pub fn skip_log(&self) -> &SkipLog {
+        self.core.skip_log()
     }
 
     /// Sweeps in the background, soon after the start and then every

@@ -101,7 +101,9 @@ impl fmt::Display for ProcessingResult {
             ProcessingResult::Dead => f.write_str("it failed for good"),
             ProcessingResult::DeadLettered => f.write_str("it failed for good, and the dead letters have it"),
             ProcessingResult::Mismatch => f.write_str("its id was used before for something else"),
-            ProcessingResult::TooOld => f.write_str("the ledger no longer knows what happened in its week"),
+            ProcessingResult::TooOld => {
+                f.write_str("the event's week was dropped, so it is unknown whether it took effect")
+            }
             ProcessingResult::LeaseLost => f.write_str("its lease was lost"),
             ProcessingResult::Failed(message) => write!(f, "it failed: {message}"),
         }

@@ -118,6 +118,11 @@ impl<L: Ledger> Guard<L> {
         for ((core, span), answer) in asked.iter().zip(&spans).zip(&answers) {
             core.saw(span, answer.as_ref().ok());
         }
+        for (claim, answer) in sound.iter().zip(&outcomes) {
+            if let Ok(outcome) = answer {
+                self.core.note_remote_skip(claim, outcome);
+            }
+        }
         answers
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::Guard;
 use crate::clock::jitter_permille;
 use crate::error::{Error, Result};
+use crate::exact::Field;
 use crate::id::{Scope, Tenant};
 use crate::ledger::{FailureSettings, LeaseSettings, Ledger, OnDead, OrderPolicy};
 use crate::words::span;
@@ -55,6 +56,12 @@ pub struct GuardSettings {
     /// successors. `None` means no order: each event stands alone. There is no default policy,
     /// because only you know what is right for a dead event.
     pub order: Option<(OrderPolicy, OnDead)>,
+    /// Whether deliveries that were skipped are logged, and effects that were not done twice
+    /// counted, in the background.
+    pub log_skips: bool,
+    /// Where the value of an event is in its payload: the values of effects that were not done twice
+    /// are summed.
+    pub value: Option<Field>,
     /// The prefix of metrics and spans.
     pub telemetry_prefix: Option<String>,
 }
@@ -75,6 +82,8 @@ impl Default for GuardSettings {
             sweep: true,
             sweep_interval: Duration::from_hours(1),
             order: None,
+            log_skips: true,
+            value: None,
             telemetry_prefix: None,
         }
     }

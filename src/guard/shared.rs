@@ -1,17 +1,18 @@
 //! The part of a guard that does not depend on its ledger: makes claims, passes on their outcomes,
 //! and records spans and counters.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::{Deliverable, Delivery, GuardSettings, InTransaction};
 use crate::error::{Error, Result};
 use crate::event::{Event, Origin};
 use crate::id::{Scope, Tenant};
 use crate::ledger::{
-    Batcher, Claim, ClaimRef, Claims, Grant, Identity, Ledger, Mode, Order, Outcome, SweepSettings, Swept,
-    Token, Week,
+    Batcher, Claim, ClaimRef, Claims, Grant, Identity, Layer, Ledger, Mode, Nonce, Order, Outcome, Skip,
+    SkipLog, SkipReason, SweepSettings, Swept, Token, Week,
 };
 use crate::telemetry::{Meter, Telemetry, outcome_name};
 
@@ -27,9 +28,33 @@ struct Shared {
     ledger: Arc<dyn Ledger>,
     batcher: Batcher,
     settings: GuardSettings,
-    telemetry: Telemetry,
+    telemetry: Arc<Telemetry>,
+    skips: SkipLog,
+    remote_skips: Noted,
     warned: AtomicBool,
     sweeping: AtomicBool,
+}
+
+/// How many skipped claims of callers elsewhere are remembered.
+const NOTED_MAX: usize = 10_000;
+
+/// The claims of callers elsewhere that were skipped lately: two generations, of which the older is
+/// forgotten when the newer is full.
+#[derive(Default)]
+struct Noted(Mutex<[HashSet<(Identity, Nonce)>; 2]>);
+
+impl Noted {
+    fn is_new(&self, claim: &Claim) -> bool {
+        let key = (claim.identity.clone(), claim.nonce);
+        let mut generations = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if generations.iter().any(|known| known.contains(&key)) {
+            return false;
+        }
+        if generations[0].len() >= NOTED_MAX / 2 {
+            generations[1] = std::mem::take(&mut generations[0]);
+        }
+        generations[0].insert(key)
+    }
 }
 
 /// A weak reference to a guard, for background tasks.
@@ -86,8 +111,17 @@ impl Core {
             (scope, meter)
         });
         let tenant = settings.tenant.clone();
+        let telemetry = Arc::new(telemetry);
+        let counts = Arc::clone(&telemetry);
         let shared = Shared {
             batcher: Batcher::new(Arc::clone(&ledger) as Arc<dyn Claims>),
+            skips: SkipLog::observed(
+                Arc::clone(&ledger),
+                settings.log_skips,
+                settings.value.clone(),
+                Box::new(move |batch| counts.skipped(batch)),
+            ),
+            remote_skips: Noted::default(),
             ledger,
             settings,
             telemetry,
@@ -120,6 +154,36 @@ impl Core {
 
     pub(super) fn batcher(&self) -> &Batcher {
         &self.shared.batcher
+    }
+
+    pub(crate) fn skip_log(&self) -> &SkipLog {
+        &self.shared.skips
+    }
+
+    /// Notes what a claim of a guard's user was told, if it is a skip. `counts` says that the delivery would
+    /// have run without the guard.
+    fn note_skip<G>(&self, claim: &Claim, outcome: &Outcome<G>, counts: bool) {
+        let Some(reason) = SkipReason::of(outcome) else { return };
+        // Other modes run nothing: they record how a run ended.
+        if !matches!(claim.mode, Mode::Lease(_) | Mode::Once { .. } | Mode::Done) {
+            return;
+        }
+        self.shared.skips.note(Skip {
+            identity: &claim.identity,
+            reason,
+            origin: claim.origin.as_ref(),
+            payload: claim.body.as_ref().and_then(|body| body.payload.as_deref()),
+            prevented: (counts && reason == SkipReason::Duplicate && claim.mode != Mode::Done)
+                .then_some(Layer::Claims),
+        });
+    }
+
+    /// The same for a caller elsewhere, which repeats a claim under its nonce if the answer was lost: that is
+    /// one delivery.
+    pub(super) fn note_remote_skip<G>(&self, claim: &Claim, outcome: &Outcome<G>) {
+        if SkipReason::of(outcome).is_some() && self.shared.remote_skips.is_new(claim) {
+            self.note_skip(claim, outcome, true);
+        }
     }
 
     pub(super) fn scope(&self) -> Result<&(Scope, Arc<Meter>)> {
@@ -224,11 +288,15 @@ impl Core {
     ) -> Result<Outcome<Granted>> {
         let mut claim = self.prepare(delivery, mode)?;
         claim.reason = reason;
-        self.claim_raw(claim).await
+        self.claim_noting(claim, true).await
     }
 
-    /// Claims what was prepared elsewhere.
+    /// Claims what was prepared elsewhere. The caller notes skips, because it knows what they mean.
     pub(crate) async fn claim_raw(&self, claim: Claim) -> Result<Outcome<Granted>> {
+        self.claim_noting(claim, false).await
+    }
+
+    async fn claim_noting(&self, claim: Claim, notes: bool) -> Result<Outcome<Granted>> {
         if !self.guarded() {
             return Ok(Outcome::First(self.unguarded(claim)));
         }
@@ -239,6 +307,9 @@ impl Core {
         };
         self.saw(&span, answer.as_ref().ok().map(|(_, outcome)| outcome));
         let (claim, outcome) = answer?;
+        if notes {
+            self.note_skip(&claim, &outcome, true);
+        }
         Ok(outcome.map(|grant| Granted { claim, grant, guarded: true }))
     }
 
@@ -256,7 +327,10 @@ impl Core {
         let answers = self.batcher().claim_many(claims).await;
         let answers = answers.into_iter().zip(spans).map(|(answer, span)| {
             self.saw(&span, answer.as_ref().ok().map(|(_, outcome)| outcome));
-            answer.map(|(claim, outcome)| outcome.map(|grant| Granted { claim, grant, guarded: true }))
+            answer.map(|(claim, outcome)| {
+                self.note_skip(&claim, &outcome, true);
+                outcome.map(|grant| Granted { claim, grant, guarded: true })
+            })
         });
         Ok(merge(refused, answers))
     }
@@ -291,6 +365,10 @@ impl Core {
         let asked = prepared.claims.into_iter().zip(prepared.spans);
         let answers = answers.into_iter().zip(asked).map(|(answer, (claim, span))| {
             self.saw(&span, answer.as_ref().ok());
+            if let Ok(outcome) = &answer {
+                // Not counted: the caller may undo its transaction and ask again.
+                self.note_skip(&claim, outcome, false);
+            }
             answer.map(|outcome| outcome.map(|grant| InTransaction::new(claim, &grant)))
         });
         merge(prepared.refused, answers)

@@ -280,7 +280,7 @@ fn pointer_id(path: &str, value: &serde_json::Value) -> Result<Option<EventId>> 
         }
         serde_json::Value::Number(_) => Err(Error::invalid(
             "event id",
-            format!("payload {path} is a number that is no 64-bit integer; write it as a string"),
+            format!("payload {path} is a number that is not a 64-bit integer; write it as a string"),
         )),
         serde_json::Value::Null => Ok(None),
         _ => Err(Error::invalid("event id", format!("payload {path} is neither a string nor a number"))),

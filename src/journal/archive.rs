@@ -181,7 +181,7 @@ impl File {
                     return Ok(());
                 }
                 let line = serde_json::to_writer(&mut self.lines, &StoredRecord::new(stored));
-                line.map_err(|e| Error::Corrupt(format!("no JSON: {e}")))?;
+                line.map_err(|e| Error::Corrupt(format!("not JSON: {e}")))?;
                 self.lines.push(b'\n');
                 self.events += 1;
                 self.name.get_or_insert_with(|| file_name(journal.id(), stored));
@@ -303,7 +303,7 @@ pub async fn archive_read(store: &dyn Objects, name: &str) -> Result<Vec<Stored>
     let mut events = Vec::new();
     for (number, line) in body.split(|byte| *byte == b'\n').enumerate().filter(|(_, line)| !line.is_empty()) {
         let record: StoredRecord = serde_json::from_slice(line)
-            .map_err(|e| Error::Corrupt(format!("line {} of {name} is no event: {e}", number + 1)))?;
+            .map_err(|e| Error::Corrupt(format!("line {} of {name} is not an event: {e}", number + 1)))?;
         events.push(record.stored()?);
     }
     Ok(events)

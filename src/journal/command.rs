@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_change_is_told_by_its_words() {
+    fn a_change_is_known_by_its_words() {
         for kind in ["update", "Order.Update", "UPDATE_ORDER", "orderUpdate", "deleteOrder", "order-delete"] {
             assert!(changes(kind), "{kind}");
         }

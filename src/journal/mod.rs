@@ -81,7 +81,7 @@ impl JournalSettings {
     /// Logs and counts an event that was not stored because its id belongs to another event.
     pub(crate) fn kept(&self, id: &EventId) {
         crate::telemetry::reused_in_journal(self.telemetry_prefix.as_deref());
-        tracing::warn!(target: "hapax", id = %crate::id::Visible(&id.as_str()), "an id was used again for another content; the original is kept");
+        tracing::warn!(target: "hapax", id = %crate::id::Visible(&id.as_str()), "an id was used again for different content; the original is kept");
     }
 }
 

@@ -67,8 +67,9 @@ impl FromStr for Position {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let bad =
-            || Error::invalid("position", format!("{text:?} is no whole number from 0 on, nor NUMBER/NAME"));
+        let bad = || {
+            Error::invalid("position", format!("{text:?} is not a whole number from 0 on, nor NUMBER/NAME"))
+        };
         let (number, name) = match text.split_once('/') {
             Some((_, "")) => return Err(bad()),
             Some((number, name)) => (number, Some(name)),

@@ -110,7 +110,7 @@ fn trace(text: &str) -> Option<TraceContext> {
 }
 
 fn corrupt(id: &str, what: &str) -> Error {
-    Error::Corrupt(format!("the {what} of a stored event ({id:?}) is none"))
+    Error::Corrupt(format!("the {what} of a stored event ({id:?}) is invalid"))
 }
 
 /// An event with its place: a line of an archive.

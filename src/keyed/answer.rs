@@ -73,7 +73,7 @@ impl Answer {
     pub(crate) fn stored(status: i64, headers: &str, body: Vec<u8>) -> Result<Self> {
         let corrupt = |what: &str| Error::Corrupt(format!("a stored answer: {what}"));
         let pairs: Vec<(String, String)> =
-            serde_json::from_str(headers).map_err(|_| corrupt("its headers are no pairs of texts"))?;
+            serde_json::from_str(headers).map_err(|_| corrupt("its headers are not pairs of texts"))?;
         let mut answer = Answer::new(u16::try_from(status).map_err(|_| corrupt("its status"))?, body);
         for (name, value) in pairs {
             let bytes = value.chars().map(u8::try_from).collect::<Result<_, _>>();

@@ -25,7 +25,7 @@ pub enum AfterFailure {
     /// the key, or may happen twice.
     #[default]
     Rerun,
-    /// It is never run again by itself: its outcome is unknown until a person decides. Gives up:
+    /// It is never run again automatically: its outcome is unknown until a person decides. Gives up:
     /// retries that succeed without help.
     Hold,
     /// As [`Hold`](AfterFailure::Hold), but only for this long after the lease has ended; then it
@@ -137,7 +137,7 @@ impl Kept {
     }
 }
 
-/// What a request is told when it begins.
+/// The answer to a request that begins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use = "only `First` may run"]
 pub enum Begun {
@@ -152,7 +152,7 @@ pub enum Begun {
     Done(Kept),
     /// The key belongs to another request.
     Mismatch {
-        /// Which parts differ, if that can be told; see [`RequestFingerprint::differing`].
+        /// Which parts differ, if that is known; see [`RequestFingerprint::differing`].
         differing: Vec<String>,
     },
     /// The key is a UUIDv7 from before the horizon: whether it was done is forgotten.

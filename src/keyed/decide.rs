@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use super::{
-    AfterFailure, Answer, Begin, Begun, Decided, Ended, IdempotencyKey, Kept, KeyEntry, KeyLease, KeyStatus,
-    Resolution, Resolved,
+    AfterFailure, Answer, Begin, Begun, Decided, Ended, IdempotencyKey, Kept, KeyEntry, KeyLease, KeyState,
+    KeyStatus, Resolution, Resolved,
 };
 use crate::clock::Time;
 use crate::error::{Error, Result};
@@ -62,6 +62,13 @@ pub(crate) enum Decision {
     Answer(Begun),
 }
 
+/// The state of a key without an answer.
+enum OpenState {
+    Running,
+    OutcomeUnknown,
+    Free,
+}
+
 /// Decides about a request. `horizon` is that of the last sweep.
 pub(crate) fn decide(row: Option<&Row>, begin: &Begin, horizon: Option<Time>, now: Time) -> Decision {
     let Some(row) = row else {
@@ -82,12 +89,12 @@ pub(crate) fn decide(row: Option<&Row>, begin: &Begin, horizon: Option<Time>, no
     if own && !row.ended && row.until > row.begun_at {
         return Decision::Renew;
     }
-    match row.word(now) {
-        "outcome-unknown" => Decision::Answer(Begun::OutcomeUnknown { since: row.begun_at }),
+    match row.open_state(now) {
+        OpenState::OutcomeUnknown => Decision::Answer(Begun::OutcomeUnknown { since: row.begun_at }),
         // A late copy of the begin whose run has ended: nobody waits for it, so it gets nothing.
-        "free" if own && row.ended => Decision::Answer(Begun::Running { until: Some(row.until) }),
-        "free" => Decision::TakeOver,
-        _ => Decision::Answer(Begun::Running { until: Some(row.until) }),
+        OpenState::Free if own && row.ended => Decision::Answer(Begun::Running { until: Some(row.until) }),
+        OpenState::Free => Decision::TakeOver,
+        OpenState::Running => Decision::Answer(Begun::Running { until: Some(row.until) }),
     }
 }
 
@@ -200,7 +207,7 @@ impl Row {
         KeyEntry {
             tenant,
             key,
-            state: self.word(now),
+            state: self.state(now),
             token: self.token,
             begun_at: self.begun_at,
             settled_at: settled.map(|settled| settled.at),
@@ -219,8 +226,8 @@ impl Row {
         token: Token,
         now: Time,
     ) -> Result<()> {
-        let found = self.word(now);
-        if self.token != of.token || found != "outcome-unknown" {
+        let found = self.state(now);
+        if self.token != of.token || found != KeyState::OutcomeUnknown {
             return Err(of.not_unknown(&format!("it is {found} under token {}", self.token)));
         }
         match how {
@@ -233,24 +240,35 @@ impl Row {
         Ok(())
     }
 
-    /// The state as a word.
-    pub(crate) fn word(&self, now: Time) -> &'static str {
-        match &self.settled {
-            Some(_) => "done",
-            None if self.did_nothing() => "free", // by any clock
-            None if now < self.until => "running",
-            None if now < self.held_until => "outcome-unknown",
-            None => "free",
+    pub(crate) fn state(&self, now: Time) -> KeyState {
+        match (&self.settled, self.open_state(now)) {
+            (Some(_), _) => KeyState::Done,
+            (None, OpenState::Running) => KeyState::Running,
+            (None, OpenState::OutcomeUnknown) => KeyState::OutcomeUnknown,
+            (None, OpenState::Free) => KeyState::Free,
+        }
+    }
+
+    /// The state of a row that has no answer.
+    fn open_state(&self, now: Time) -> OpenState {
+        if self.did_nothing() {
+            OpenState::Free // by any clock
+        } else if now < self.until {
+            OpenState::Running
+        } else if now < self.held_until {
+            OpenState::OutcomeUnknown
+        } else {
+            OpenState::Free
         }
     }
 
     pub(crate) fn status(&self, now: Time) -> KeyStatus {
         match &self.settled {
             Some(settled) => KeyStatus::Done(self.kept(settled, false)),
-            None => match self.word(now) {
-                "running" => KeyStatus::Running { until: Some(self.until) },
-                "outcome-unknown" => KeyStatus::OutcomeUnknown { since: self.begun_at },
-                _ => KeyStatus::Free,
+            None => match self.open_state(now) {
+                OpenState::Running => KeyStatus::Running { until: Some(self.until) },
+                OpenState::OutcomeUnknown => KeyStatus::OutcomeUnknown { since: self.begun_at },
+                OpenState::Free => KeyStatus::Free,
             },
         }
     }

@@ -4,7 +4,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::event::{Fingerprint, canonical, members};
 
-/// The most fields of a JSON body that are told apart.
+/// The most fields of a JSON body that are compared one by one.
 const FIELDS_MAX: usize = 32;
 /// A longer name of a field is not stored.
 const NAME_BYTES_MAX: usize = 128;
@@ -102,7 +102,7 @@ impl RequestFingerprint {
     }
 
     /// Which parts differ from stored ones: `principal`, `method`, `target`, `body`, `header NAME`, or a
-    /// field of a JSON object as `/name`. Empty if that cannot be told.
+    /// field of a JSON object as `/name`. Empty if that is not known.
     pub fn differing(&self, stored: &str) -> Vec<String> {
         let stored: Vec<(String, String)> = serde_json::from_str(stored).unwrap_or_default();
         if stored.is_empty() || self.parts.is_empty() {
@@ -119,7 +119,7 @@ impl RequestFingerprint {
     }
 }
 
-/// The fields of a JSON object, in canonical form; `None` if it is none, or one of too many fields.
+/// The fields of a JSON object, in canonical form; `None` if it is not an object, or has too many fields.
 fn fields(body: &[u8]) -> Option<Vec<(String, Vec<u8>)>> {
     let members = members(body)?;
     let named = members.len() <= FIELDS_MAX && members.iter().all(|(name, _)| name.len() <= NAME_BYTES_MAX);
@@ -181,7 +181,7 @@ mod tests {
         assert_eq!(text.differing(&first.parts_text()), ["/a", "/b", "body"]);
     }
 
-    /// The canonical form is made to be hashed, and is no JSON.
+    /// The canonical form is made to be hashed, and is not JSON.
     #[test]
     fn t282_fields_are_named_in_canonical_form_too() {
         let fingerprint = |body: &[u8]| {

@@ -80,7 +80,7 @@ impl IdempotencyKey {
     /// When the key was made, if it is a UUIDv7 in the form with hyphens.
     pub fn time(&self) -> Option<Time> {
         let uuid = Uuid::try_parse(&self.0).ok().filter(|_| self.0.len() == 36)?;
-        // Version 7 with another variant is no UUIDv7.
+        // Version 7 with another variant is not a UUIDv7.
         let v7 = uuid.get_version_num() == 7 && uuid.get_variant() == uuid::Variant::RFC4122;
         v7.then(|| Time::from_millis((uuid.as_u128() >> 80) as i64))
     }
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_told_in_a_sentence() {
+    fn what_is_not_a_key_is_refused_with_a_sentence() {
         let long = "k".repeat(256);
         for (text, says) in [
             ("", "empty"),

@@ -45,6 +45,7 @@ mod fingerprint;
 mod key;
 #[cfg(feature = "axum")]
 mod layer;
+mod state;
 pub(crate) mod sweep;
 
 use std::fmt;
@@ -66,6 +67,7 @@ pub use layer::KeyedSqlite;
 pub use layer::KeyedTx;
 #[cfg(feature = "axum")]
 pub use layer::{Caller, KeyedLayer, KeyedService, NotKept, TransactionalKeys};
+pub use state::KeyState;
 pub use sweep::{KeySweep, KeySweeper, RETENTION, SweptKeys};
 
 pub use crate::backend::memory::keys::MemoryKeys;
@@ -123,10 +125,10 @@ impl KeyStatus {
     /// A stable word for the status.
     pub fn word(&self) -> &'static str {
         match self {
-            KeyStatus::Running { .. } => "running",
-            KeyStatus::OutcomeUnknown { .. } => "outcome-unknown",
-            KeyStatus::Free => "free",
-            KeyStatus::Done(_) => "done",
+            KeyStatus::Running { .. } => KeyState::Running.label(),
+            KeyStatus::OutcomeUnknown { .. } => KeyState::OutcomeUnknown.label(),
+            KeyStatus::Free => KeyState::Free.label(),
+            KeyStatus::Done(_) => KeyState::Done.label(),
             KeyStatus::Expired => "expired",
             KeyStatus::Unknown => "unknown",
         }
@@ -141,8 +143,8 @@ pub struct KeyEntry {
     pub tenant: Option<Tenant>,
     /// The key.
     pub key: IdempotencyKey,
-    /// `running`, `outcome-unknown`, `free` or `done`.
-    pub state: &'static str,
+    /// Its state when it was listed.
+    pub state: KeyState,
     /// The token of its last run, or of what ended that: a release, or a person's decision.
     pub token: Token,
     /// When that run began.
@@ -235,7 +237,7 @@ pub struct KeysInfo {
 /// 5. `finish`, `extend` and `release` carry the token. A stale token changes nothing and gets
 ///    `Fenced`. Finishing again with the token that finished is Ok and changes nothing. A release and
 ///    a person's decision end the token too, and the nonce of its `begin`: a copy of that call which
-///    comes late changes nothing, and is told what has become of the key, or `Running`; never `First`.
+///    comes late changes nothing, and gets the key's current state, or `Running`; never `First`.
 /// 6. The same `begin` again, under its nonce, gets the same token while it runs, and its own answer
 ///    (`mine`) once it is done. So a lost acknowledgement is resolved by repeating the call.
 /// 7. Leases end by the store's clock. After that, `rerun` makes the next `begin` `First` with a
@@ -250,7 +252,7 @@ pub struct KeysInfo {
 ///    protection ends with the retention. The horizon never goes back. A sweep that returns has
 ///    forgotten all of it, or did nothing (`skipped`), or is an error; no request keeps it from that.
 /// 10. `get`, `entry` and `list` change nothing.
-/// 11. Bad input is refused with a sentence and changes nothing. The nil UUID is no tenant.
+/// 11. Bad input is refused with a sentence and changes nothing. The nil UUID is not a tenant.
 /// 12. In a caller's transaction, a key and its answer appear with the commit and never existed after
 ///     a rollback. Meanwhile a second request gets `Running` after a short wait, and `get` never says
 ///     `Unknown`. A transaction that

@@ -9,9 +9,9 @@ use tokio::task::JoinHandle;
 use super::Keys;
 use crate::clock::Time;
 use crate::error::{Error, Result};
-use crate::ledger::Pace;
+use crate::ledger::SweepState;
 
-/// How long answers are kept, unless told otherwise: 30 days.
+/// How long answers are kept by default: 30 days.
 pub const RETENTION: Duration = Duration::from_hours(30 * 24);
 
 const DAY: Duration = Duration::from_hours(24);
@@ -33,7 +33,7 @@ pub struct KeySweep {
     pub unless_since: Option<Time>,
     /// Only count what would be forgotten.
     pub dry_run: bool,
-    /// Counts what is forgotten while the sweep goes on, for whoever watches it.
+    /// Counts what is forgotten during the sweep, for progress displays.
     pub progress: Option<Arc<AtomicU64>>,
 }
 
@@ -68,20 +68,20 @@ impl KeySweep {
 #[derive(Debug)]
 pub(crate) struct Plan {
     /// To be stored before anything is forgotten.
-    pub pace: Pace,
+    pub state: SweepState,
     /// What is older goes; `None` while the clock is in doubt.
     pub horizon: Option<Time>,
 }
 
 impl KeySweep {
     /// Plans a sweep; `None` if one has just been. `before` is what the last one stored.
-    pub(crate) fn plan(&self, before: Option<Pace>, now: Time) -> Option<Plan> {
+    pub(crate) fn plan(&self, before: Option<SweepState>, now: Time) -> Option<Plan> {
         if self.unless_since.is_some_and(|since| is_swept(before.map(|before| before.swept_at), since, now)) {
             return None;
         }
-        let pace = Pace::next_with(before, now, self.retention, LEAP_MIN);
-        let horizon = pace.paused_until.is_none().then(|| now.minus(self.retention));
-        Some(Plan { pace, horizon })
+        let state = SweepState::next_with(before, now, self.retention, LEAP_MIN);
+        let horizon = state.paused_until.is_none().then(|| now.minus(self.retention));
+        Some(Plan { state, horizon })
     }
 }
 
@@ -147,7 +147,7 @@ async fn sweep(keys: &dyn Keys, retention: Duration, since: Time) {
         Ok(swept) if swept.paused_until.is_some() => tracing::warn!(
             target: "hapax",
             paused_until = %swept.paused_until.unwrap_or_default(),
-            "the clock of the keys moved on by more than half the retention since the sweep before; in case the clock jumped, nothing is deleted for a whole retention"
+            "the key store's clock advanced by more than half the retention since the last sweep; in case it jumped, nothing is deleted for a whole retention"
         ),
         Ok(swept) => {
             tracing::info!(target: "hapax", keys = swept.keys, skipped = swept.skipped, "swept keys");
@@ -202,17 +202,17 @@ mod tests {
 
     /// The nights of a sweeper: whether each sweep is skipped, and whether it forgets.
     fn nights(retention: Duration, sweeps: &[&str]) -> Vec<Option<bool>> {
-        let mut pace = None;
+        let mut state = None;
         let mut done = Vec::new();
         for now in sweeps.iter().map(|text| at(text)) {
-            let Due::Now { since } = due(now, pace.map(|pace: Pace| pace.swept_at)) else {
+            let Due::Now { since } = due(now, state.map(|state: SweepState| state.swept_at)) else {
                 done.push(None);
                 continue;
             };
             let settings = KeySweep { unless_since: Some(since), ..KeySweep::new(retention) };
-            let plan = settings.plan(pace, now);
+            let plan = settings.plan(state, now);
             done.push(plan.as_ref().map(|plan| plan.horizon.is_some()));
-            pace = plan.map(|plan| plan.pace).or(pace);
+            state = plan.map(|plan| plan.state).or(state);
         }
         done
     }

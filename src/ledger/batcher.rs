@@ -470,7 +470,7 @@ impl Batcher {
 /// The answer to a claim that was sent before and met an open transaction, which may be its own.
 fn undecided() -> Error {
     Error::Contended {
-        what: "claiming: the connection was lost before, and the first try may still be under way".into(),
+        what: "claiming: the connection was lost before, and the first attempt may still be running".into(),
         source: None,
     }
 }

@@ -6,7 +6,7 @@ use std::ops::Deref;
 use std::time::Duration;
 
 use super::transition::Row;
-use super::{Identity, Week};
+use super::{Identity, Token, Week};
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::event::Record;
@@ -249,12 +249,25 @@ pub struct Stat {
     pub counts: Vec<(Option<Tenant>, Scope, State, u64)>,
     /// The existing weeks.
     pub weeks: Vec<Week>,
+    /// How much each of them holds.
+    pub week_sizes: Vec<WeekSize>,
     /// The weeks that were dropped, and when.
     pub dropped: Vec<(Week, Time)>,
     /// Events held with their bytes.
     pub held: u64,
     /// The same by tenant and scope, without those that hold none.
     pub held_by: Vec<(Option<Tenant>, Scope, u64)>,
+}
+
+/// How much a week holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WeekSize {
+    /// The week.
+    pub week: Week,
+    /// Its entries, without those that were moved out of it because it goes.
+    pub entries: u64,
+    /// What they and their index occupy, if the store can tell.
+    pub bytes: Option<u64>,
 }
 
 /// What an operator may do to an entry outside its normal course. Each writes an audit row and
@@ -322,6 +335,9 @@ pub struct Intervene {
     /// Allows [`Redrive`](Intervention::Redrive) and [`Retry`](Intervention::Retry) of an event
     /// whose aggregate has moved past it: from then on it runs without order.
     pub out_of_order: bool,
+    /// The token that the entry had when it was looked at. If it has another one by now, it was
+    /// changed meanwhile, and nothing is done ([`Conflict`](crate::Error::Conflict)).
+    pub token: Option<Token>,
     /// Only report what would happen.
     pub dry_run: bool,
 }
@@ -356,10 +372,35 @@ pub struct Audit {
     pub by: String,
     /// What was done.
     pub what: String,
-    /// To which entry.
+    /// To which entry, for humans: two entries may have the same text.
     pub identity: String,
+    /// The entry itself. Rows of an earlier build have none.
+    pub of: Option<Identity>,
     /// Why.
     pub reason: String,
+}
+
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "redis"))]
+impl Audit {
+    /// How an entry is named in a stored row: as `[tenant, scope, id]`, in JSON. Joined by a
+    /// character, the names of two tenants' entries could be one text.
+    pub(crate) fn name(identity: &Identity) -> String {
+        let tenant = identity.tenant.as_ref().map(Tenant::as_str);
+        serde_json::json!([tenant, identity.scope.as_str(), identity.id.as_str()]).to_string()
+    }
+
+    /// Reads a stored row.
+    pub(crate) fn stored(at: Time, by: String, what: String, name: String, reason: String) -> Self {
+        let of = Audit::named(&name);
+        let identity = of.as_ref().map_or(name, ToString::to_string);
+        Audit { at, by, what, identity, of, reason }
+    }
+
+    fn named(name: &str) -> Option<Identity> {
+        let (tenant, scope, id): (Option<String>, String, String) = serde_json::from_str(name).ok()?;
+        let tenant = tenant.map(Tenant::new).transpose().ok()?;
+        Some(Identity { tenant, scope: Scope::new(scope).ok()?, id: EventId::new(id).ok()? })
+    }
 }
 
 /// What to sweep.
@@ -387,9 +428,9 @@ pub struct SweepSettings {
 pub struct Swept {
     /// Rows deleted one by one (timeless entries).
     pub rows: u64,
-    /// Weeks dropped, with the number of entries in each.
+    /// Weeks dropped, each with the number of entries that went with it.
     pub weeks: Vec<(Week, u64)>,
-    /// Open entries that were moved to `held` before their week was dropped.
+    /// Entries that outlive their dropped week, because they are open or ended within the retention.
     pub held: u64,
     /// At-most-once claims that never reported their end, now marked lost.
     pub lost: u64,
@@ -429,6 +470,7 @@ pub enum Level {
 
 /// What a backend can guarantee.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools)] // independent facts
 pub struct Capabilities {
     /// Its name: `memory`, `sqlite`, `postgres` …
     pub backend: &'static str,
@@ -438,4 +480,7 @@ pub struct Capabilities {
     pub shared: bool,
     /// Whether effects can be written in the claim's transaction.
     pub transactional: bool,
+    /// Whether it logs skips and counts effects that were not done twice
+    /// ([`SkipLog`](super::SkipLog)).
+    pub skips: bool,
 }

@@ -19,8 +19,10 @@ mod epoch;
 mod held;
 mod operations;
 mod outage;
-mod pace;
 mod queue;
+mod skip_log;
+mod skips;
+mod sweep_state;
 mod transactional;
 pub mod transition;
 mod week;
@@ -42,14 +44,24 @@ pub(crate) use engine::{
 pub(crate) use entry::CursorParts;
 pub use entry::{
     Audit, Capabilities, Cursor, Entry, Filter, Finding, Intervene, Intervened, Intervention, LIST_BYTES_MAX,
-    Level, Page, Stat, State, SweepSettings, Swept,
+    Level, Page, Stat, State, SweepSettings, Swept, WeekSize,
 };
 pub use epoch::Epoch;
 pub use held::{Due, HeldQuery, Marker, PublishedDead, Reused};
 pub use operations::Operations;
 pub(crate) use outage::Outage;
-pub(crate) use pace::Pace;
 pub(crate) use queue::Queue;
+pub use skip_log::{Skip, SkipLog};
+pub use skips::{
+    Amount, Layer, Logged, LoggedSkip, PREVENTED_RETENTION, Prevented, PreventedDays, SKIP_SLOTS, SKIPS_KEPT,
+    SKIPS_RETENTION, ScopeOf, SkipBatch, SkipNote, SkipReason, Skipped, day_name, day_of,
+};
+#[allow(unused_imports)] // each backend takes what it needs
+pub(crate) use skips::{
+    Counted, ROWS_PER_DAY_MAX, days as prevented_days, horizons as skip_horizons, is_of as is_skip_of,
+    plan as plan_skips, slots as skip_slots,
+};
+pub(crate) use sweep_state::SweepState;
 pub use transactional::TransactionalLedger;
 pub use transition::Row;
 pub use week::{IdentityRule, Week};

@@ -4,8 +4,12 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use super::{Audit, Cursor, Filter, Finding, Intervene, Intervened, Page, Stat, SweepSettings, Swept};
-use crate::error::Result;
+use super::{
+    Audit, Cursor, Filter, Finding, Intervene, Intervened, Logged, Page, PreventedDays, SkipBatch, Stat,
+    SweepSettings, Swept,
+};
+use crate::error::{Error, Result};
+use crate::id::{EventId, Tenant};
 
 /// Lists and counts entries, intervenes in them, forgets them after the retention and checks the
 /// database. The sweeper, the checks at a start and the commands of an operator call it; handling
@@ -36,6 +40,27 @@ pub trait Operations: Send + Sync + 'static {
 
     /// Checks the preconditions of the guarantees.
     async fn check(&self) -> Result<Vec<Finding>>;
+
+    /// Logs skips and adds to the daily counts, all or nothing. It locks nothing that a claim needs.
+    /// After an error it may have happened all the same, so never repeat it: counts must not be
+    /// too high. [`SkipLog`](super::SkipLog) calls it.
+    async fn note_skips(&self, _batch: &SkipBatch) -> Result<()> {
+        Err(no_skips())
+    }
+
+    /// What the log of skips has of these events of a tenant, in every scope.
+    async fn skips(&self, _tenant: Option<&Tenant>, _ids: &[EventId]) -> Result<Vec<Logged>> {
+        Err(no_skips())
+    }
+
+    /// Effects that were not done twice, by day, from this [day](super::day_of) on.
+    async fn prevented(&self, _since_day: i32) -> Result<PreventedDays> {
+        Err(no_skips())
+    }
+}
+
+fn no_skips() -> Error {
+    Error::Unsupported("this ledger keeps no log of skips".into())
 }
 
 #[async_trait]
@@ -60,5 +85,14 @@ impl<L: Operations + ?Sized> Operations for Arc<L> {
     }
     async fn check(&self) -> Result<Vec<Finding>> {
         (**self).check().await
+    }
+    async fn note_skips(&self, batch: &SkipBatch) -> Result<()> {
+        (**self).note_skips(batch).await
+    }
+    async fn skips(&self, tenant: Option<&Tenant>, ids: &[EventId]) -> Result<Vec<Logged>> {
+        (**self).skips(tenant, ids).await
+    }
+    async fn prevented(&self, since_day: i32) -> Result<PreventedDays> {
+        (**self).prevented(since_day).await
     }
 }

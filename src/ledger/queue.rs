@@ -1,6 +1,6 @@
 //! The queue that collects items for the next batch.
 //!
-//! Each runtime has a lane of its own: a task of the pushing runtime processes what it pushes. Two
+//! Each runtime has a queue of its own: a task of the pushing runtime processes what it pushes. Two
 //! runtimes that share a guard (a current-thread one per core, or per test) do not wait for each
 //! other's tasks, which make progress only while their runtime is driven.
 
@@ -39,10 +39,10 @@ impl<I, O> Queue<I, O> {
 
     /// Adds an item. Returns true if the caller must start a runner for it on this runtime.
     pub(crate) fn push(&self, item: I, answer: oneshot::Sender<Result<O>>, runners_max: usize) -> bool {
-        let lane = Handle::current().id();
-        let mut lanes = self.lock();
+        let runtime = Handle::current().id();
+        let mut queues = self.lock();
         let empty = || Waiting { items: Vec::new(), answers: Vec::new(), running: 0 };
-        let waiting = lanes.entry(lane).or_insert_with(empty);
+        let waiting = queues.entry(runtime).or_insert_with(empty);
         waiting.items.push(item);
         waiting.answers.push(answer);
         let start = waiting.running < runners_max;
@@ -52,28 +52,28 @@ impl<I, O> Queue<I, O> {
 
     /// A runner for the items pushed on this runtime.
     pub(crate) fn runner(&self) -> Runner<'_, I, O> {
-        Runner { queue: self, lane: Handle::current().id(), ended: false }
+        Runner { queue: self, runtime: Handle::current().id(), ended: false }
     }
 }
 
-/// Processes a lane. If its task ends early (a panic, or the runtime shuts down), `Drop` frees its
-/// place, so that the lane does not wait for it forever.
+/// Processes a queue. If its task ends early (a panic, or the runtime shuts down), `Drop` frees its
+/// place, so that the queue does not wait for it forever.
 pub(crate) struct Runner<'q, I, O> {
     queue: &'q Queue<I, O>,
-    lane: Id,
+    runtime: Id,
     ended: bool,
 }
 
 impl<I, O> Runner<'_, I, O> {
     /// The next batch; `None` ends the runner.
     pub(crate) fn take(&mut self) -> Option<Batch<I, O>> {
-        let mut lanes = self.queue.lock();
-        let waiting = lanes.get_mut(&self.lane)?;
+        let mut queues = self.queue.lock();
+        let waiting = queues.get_mut(&self.runtime)?;
         if waiting.items.is_empty() {
             self.ended = true;
             waiting.running -= 1;
             if waiting.running == 0 {
-                lanes.remove(&self.lane);
+                queues.remove(&self.runtime);
             }
             return None;
         }
@@ -91,12 +91,12 @@ impl<I, O> Drop for Runner<'_, I, O> {
         if self.ended {
             return;
         }
-        let mut lanes = self.queue.lock();
-        let Some(waiting) = lanes.get_mut(&self.lane) else { return };
+        let mut queues = self.queue.lock();
+        let Some(waiting) = queues.get_mut(&self.runtime) else { return };
         waiting.running -= 1;
         if waiting.running == 0 {
             // No runner is left for these items; their callers notice the dropped senders.
-            lanes.remove(&self.lane);
+            queues.remove(&self.runtime);
         }
     }
 }

@@ -387,7 +387,7 @@ pub fn settle(settle: &Settle, row: Option<&Row>, head: &Head, now: Time) -> Ste
         // lost instead.
         row.state = State::Lost;
         row.at = now;
-        row.reason = Some("given back after its aggregate had moved on".into());
+        row.reason = Some("released after its aggregate had moved on".into());
         return Step::new(Settled::Ok { at: now }, Some(row), None);
     }
     row.state = settle.verdict.state();

@@ -6,8 +6,17 @@ use crate::analytics::{MemoryReadModel, ReadModel};
 use crate::error::{Error, Result};
 use crate::secret::hide_password;
 
-/// `make`: makes a file that is missing.
-pub(super) fn read_model(url: &str, make: bool) -> Result<Arc<dyn ReadModel>> {
+/// What is made if it is missing.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Make {
+    Nothing,
+    /// A model of any generation.
+    Any,
+    /// A model of one generation.
+    For(u16),
+}
+
+pub(super) fn read_model(url: &str, make: Make) -> Result<Arc<dyn ReadModel>> {
     match url.split_once(':') {
         Some(("memory", "")) => Ok(Arc::new(MemoryReadModel::default())),
         Some(("sqlite", path)) => {
@@ -19,31 +28,38 @@ pub(super) fn read_model(url: &str, make: bool) -> Result<Arc<dyn ReadModel>> {
         }
         Some(("clickhouse" | "clickhouses", _)) => open_clickhouse(url, make),
         _ => Err(Error::Config(format!(
-            "{:?} is no read model; known are sqlite:FILE, clickhouse://USER:PASSWORD@HOST:PORT/DATABASE (clickhouses:// for TLS) and memory:",
+            "{:?} is not a read model; known are sqlite:FILE, clickhouse://USER:PASSWORD@HOST:PORT/DATABASE (clickhouses:// for TLS) and memory:",
             hide_password(url)
         ))),
     }
 }
 
 #[cfg(feature = "sqlite")]
-fn open_sqlite(path: &str, make: bool) -> Result<Arc<dyn ReadModel>> {
+fn open_sqlite(path: &str, make: Make) -> Result<Arc<dyn ReadModel>> {
     use crate::backend::sqlite::SqliteReadModel;
-    Ok(Arc::new(if make { SqliteReadModel::open(path)? } else { SqliteReadModel::open_existing(path)? }))
+    Ok(Arc::new(if make == Make::Nothing {
+        SqliteReadModel::open_existing(path)?
+    } else {
+        SqliteReadModel::open(path)?
+    }))
 }
 
 #[cfg(not(feature = "sqlite"))]
-fn open_sqlite(_: &str, _: bool) -> Result<Arc<dyn ReadModel>> {
+fn open_sqlite(_: &str, _: Make) -> Result<Arc<dyn ReadModel>> {
     Err(Error::NotBuiltIn { what: "SQLite", feature: "sqlite" })
 }
 
 #[cfg(feature = "clickhouse")]
-fn open_clickhouse(url: &str, make: bool) -> Result<Arc<dyn ReadModel>> {
+fn open_clickhouse(url: &str, make: Make) -> Result<Arc<dyn ReadModel>> {
     use crate::backend::clickhouse::ClickHouseReadModel;
-    let open = if make { ClickHouseReadModel::open } else { ClickHouseReadModel::open_existing };
-    Ok(Arc::new(open(url)?))
+    Ok(Arc::new(match make {
+        Make::Nothing => ClickHouseReadModel::open_existing(url)?,
+        Make::Any => ClickHouseReadModel::open(url)?,
+        Make::For(generation) => ClickHouseReadModel::open_for(url, generation)?,
+    }))
 }
 
 #[cfg(not(feature = "clickhouse"))]
-fn open_clickhouse(_: &str, _: bool) -> Result<Arc<dyn ReadModel>> {
+fn open_clickhouse(_: &str, _: Make) -> Result<Arc<dyn ReadModel>> {
     Err(Error::NotBuiltIn { what: "ClickHouse", feature: "clickhouse" })
 }

@@ -52,6 +52,16 @@ pub async fn init_ledger(url: &str, settings: &OpenSettings) -> Result<Arc<dyn L
     open(url, &OpenSettings { migrate: Migrate::Auto, ..settings.clone() }).await
 }
 
+/// The SQL that grants a role what a service needs, and nothing more. The owner of the schema runs it.
+pub fn ledger_grants(url: &str, schema: &str, role: &str) -> Result<String> {
+    match Backend::of(url)? {
+        Backend::Postgres(_) => postgres_grants(schema, role),
+        Backend::Memory | Backend::Redis(_) | Backend::Sqlite(_) => {
+            Err(Error::Unsupported("only a ledger in PostgreSQL has roles to grant rights to".into()))
+        }
+    }
+}
+
 /// The SQL that creates the schema, for a DBA to read and run.
 pub fn ledger_schema(url: &str, schema: &str) -> Result<String> {
     match Backend::of(url)? {
@@ -126,6 +136,14 @@ fn sqlite_schema() -> Result<String> {
     return Ok(crate::backend::sqlite::schema_sql());
     #[cfg(not(feature = "sqlite"))]
     Err(Error::NotBuiltIn { what: "SQLite", feature: "sqlite" })
+}
+
+#[cfg_attr(not(feature = "postgres"), allow(unused_variables))]
+fn postgres_grants(schema: &str, role: &str) -> Result<String> {
+    #[cfg(feature = "postgres")]
+    return crate::backend::postgres::grants_sql(schema, role);
+    #[cfg(not(feature = "postgres"))]
+    Err(Error::NotBuiltIn { what: "PostgreSQL", feature: "postgres" })
 }
 
 #[cfg_attr(not(feature = "postgres"), allow(unused_variables))]

@@ -45,7 +45,7 @@ use std::time::Duration;
 
 pub use bus::EMBEDDED_FILE;
 pub use journal::store;
-pub use ledger::{init_ledger, ledger_schema};
+pub use ledger::{init_ledger, ledger_grants, ledger_schema};
 pub use projection::{ProjectionSettings, ProjectionUse};
 
 use crate::access::Access;
@@ -143,12 +143,18 @@ pub async fn bus_with(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Bus>
 /// `clickhouse://USER:PASSWORD@HOST:PORT/DATABASE` (`clickhouses://` for TLS) or `memory:`. A server is connected to
 /// with the first call.
 pub fn read_model(url: &str) -> Result<Arc<dyn ReadModel>> {
-    analytics::read_model(url, true)
+    analytics::read_model(url, analytics::Make::Any)
+}
+
+/// The same, for one generation of the source: tables that are made take no rows of another. See
+/// [`Version`](crate::analytics::Version).
+pub fn read_model_for(url: &str, generation: u16) -> Result<Arc<dyn ReadModel>> {
+    analytics::read_model(url, analytics::Make::For(generation))
 }
 
 /// Opens a read model that is there.
 pub fn existing_read_model(url: &str) -> Result<Arc<dyn ReadModel>> {
-    analytics::read_model(url, false)
+    analytics::read_model(url, analytics::Make::Nothing)
 }
 
 /// Opens a projection of records: `cache:redis://HOST:PORT` or `opensearch:http://HOST:PORT/ALIAS`.

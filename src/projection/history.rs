@@ -21,8 +21,8 @@ const HOLE_PAUSE: Duration = Duration::from_millis(200);
 /// event that is in both is read once.
 ///
 /// The history of a record must begin with seq 1, have no gap, and reach what the record is: what was
-/// swept and not archived is missing, and a projection made without it would not be what the records
-/// are. A record of which everything was swept has no event that would show the gap, so the records
+/// swept and not archived is missing, and a projection made without it would not match the
+/// records. A record of which everything was swept has no event that would show the gap, so the records
 /// themselves are asked. Remembers two seqs of each record, some 200 bytes.
 pub struct History<'j> {
     pub(super) journal: &'j dyn Journal,
@@ -63,7 +63,7 @@ impl<'j> History<'j> {
         Ok(history)
     }
 
-    /// Begins again.
+    /// Starts over.
     async fn rewind(&mut self) -> Result<()> {
         if let Some(store) = self.archive {
             self.files = archive_files(store, self.journal.id()).await?.into();
@@ -152,7 +152,7 @@ impl<'j> History<'j> {
         }
     }
 
-    /// The change of a stored event, unless it was read before or is no event of a record.
+    /// The change of a stored event, unless it was read before or is not an event of a record.
     fn change(&mut self, stored: &Stored) -> Result<Option<Change>> {
         let unreadable =
             |error: Error| Error::Corrupt(format!("the event at position {}: {error}", stored.position));

@@ -9,8 +9,8 @@
 //! Every change has a [`Version`], and a projection keeps the highest of each record, deletions
 //! included: whatever the deliveries, it ends as if each event had come once and in order.
 //!
-//! A [`Projector`] is the handler that applies a batch and tells the outcome of each event.
-//! [`rebuild()`] makes a projection anew from the journal and its archive; [`verify()`] compares it with the
+//! A [`Projector`] is the handler that applies a batch and reports the outcome of each event.
+//! [`rebuild()`] rebuilds a projection from the journal and its archive; [`verify()`] compares it with the
 //! records.
 //!
 //! ```
@@ -51,7 +51,7 @@ pub use crate::records::Name;
 pub use event::change_of;
 pub use history::History;
 pub(crate) use projector::project;
-pub use projector::{Projector, settings};
+pub use projector::{Broken, Projector, settings};
 pub use rebuild::{Rebuilt, rebuild};
 pub use verify::{Difference, Verified, verify};
 
@@ -121,7 +121,7 @@ impl Content {
     }
 }
 
-/// What became of one change.
+/// The outcome of one change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Applied {
@@ -197,7 +197,7 @@ impl Scanned {
 ///    was applied to the projection since the rebuild [took the writes](Rebuilding::take_writes).
 #[async_trait]
 pub trait Projection: Send + Sync + 'static {
-    /// Applies changes, and tells the outcome of each, in order.
+    /// Applies changes, and reports the outcome of each, in order.
     async fn apply(&self, changes: &[Change]) -> Result<Vec<Applied>>;
 
     /// What it has of records, in order; `None`: nothing. One that is damaged is
@@ -207,10 +207,10 @@ pub trait Projection: Send + Sync + 'static {
     /// A page of all it has; `after` is `next` of the page before.
     async fn scan(&self, after: Option<&str>) -> Result<Scanned>;
 
-    /// Begins to make it anew. What was begun before and not switched to is removed.
+    /// Begins a rebuild. An earlier one that was never switched to is removed.
     async fn begin_rebuild(&self) -> Result<Box<dyn Rebuilding>>;
 
-    /// Checks what the contract depends on, as far as the server tells.
+    /// Checks what the contract depends on, as far as the server reports it.
     async fn check(&self) -> Result<Vec<Finding>>;
 
     /// Refuses a generation whose versions it cannot hold.
@@ -230,7 +230,7 @@ pub trait Projection: Send + Sync + 'static {
     fn about(&self) -> String;
 }
 
-/// A projection that is being made anew.
+/// A projection that is being rebuilt.
 #[async_trait]
 pub trait Rebuilding: Send + Sync {
     /// Applies changes, as [`Projection::apply`] does.

@@ -1,11 +1,12 @@
 //! The handler that applies the events of records to a projection.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::{Applied, Projection, change_of};
 use crate::consumer::{
-    BatchHandled, ConsumerSettings, Failed, Handled, LeasedBatchHandler, LeasedEvent, Wants,
+    BatchHandled, ConsumerHandle, ConsumerSettings, Failed, Handled, LeasedBatchHandler, LeasedEvent, Wants,
 };
 use crate::error::{Error, Result};
 use crate::id::{Scope, Topic};
@@ -39,15 +40,31 @@ pub(crate) fn project(settings: &mut ConsumerSettings) {
 /// | it is applied, or a newer version is there | done |
 /// | the projection cannot take it now, or does not answer | retried after a pause; no attempt is counted |
 /// | it fails otherwise | retried, and dead when its attempts are used up |
-/// | it is refused for good, or is no readable event of a record | dead |
+/// | it is refused permanently, or is not a readable event of a record | dead |
 #[derive(Debug)]
 pub struct Projector<P> {
     projection: P,
     generation: u16,
     outage: Outage,
+    stops: Option<(ConsumerHandle, Broken)>,
 }
 
-/// Whether the projection takes changes: told when that ends, and when it is so again, not in between.
+/// Why a projection was given up; see [`Projector::stopping`]. Clones share the same state.
+#[derive(Debug, Clone, Default)]
+pub struct Broken(Arc<Mutex<Option<Error>>>);
+
+impl Broken {
+    /// The first error that is not retryable, if there was one.
+    pub fn take(&self) -> Option<Error> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn note(&self, error: Error) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+    }
+}
+
+/// Whether the projection takes changes. Logged when an outage begins and when it ends, not in between.
 #[derive(Debug, Default)]
 struct Outage(AtomicBool);
 
@@ -71,17 +88,27 @@ impl<P: Projection> Projector<P> {
             return Err(Error::Config("the generation of a projection must be at least 1".into()));
         }
         projection.accepts(generation)?;
-        Ok(Projector { projection, generation, outage: Outage::default() })
+        Ok(Projector { projection, generation, outage: Outage::default(), stops: None })
     }
 
-    fn tell_away(&self, reason: &str) {
+    /// Stops a consumer when the projection fails with an error that is not
+    /// [retryable](Error::is_retryable): a password that is wrong, an index that is not ours. Nothing could be
+    /// applied until somebody mends that, and no event is given up for it.
+    #[must_use = "`Broken` says why the consumer was stopped"]
+    pub fn stopping(mut self, consumer: ConsumerHandle) -> (Self, Broken) {
+        let broken = Broken::default();
+        self.stops = Some((consumer, broken.clone()));
+        (self, broken)
+    }
+
+    fn log_outage(&self, reason: &str) {
         if self.outage.begins() {
             let about = self.projection.about();
-            tracing::warn!(target: "hapax", projection = %about, reason, "the projection does not take changes; they are offered again every second");
+            tracing::warn!(target: "hapax", projection = %about, reason, "the projection refuses changes; retrying every second");
         }
     }
 
-    fn tell_back(&self) {
+    fn log_recovery(&self) {
         if self.outage.ends() {
             let about = self.projection.about();
             tracing::warn!(target: "hapax", projection = %about, "the projection takes changes again");
@@ -112,21 +139,27 @@ impl<P: Projection> LeasedBatchHandler for Projector<P> {
         let applied = self.projection.apply(&changes).await;
         let applied = applied.map_err(|error| {
             let reason = error.chain();
-            self.tell_away(&reason);
+            match &self.stops {
+                Some((consumer, broken)) if !error.is_retryable() => {
+                    broken.note(error);
+                    consumer.stop();
+                }
+                _ => self.log_outage(&reason),
+            }
             Failed::uncounted(reason, BUSY_PAUSE)
         })?;
         crate::crash_point!("projection.after-write");
         if applied.len() != changes.len() {
-            let told = format!("{} changes had {} outcomes", changes.len(), applied.len());
-            return Err(Failed::retryable(told));
+            let message = format!("{} changes had {} outcomes", changes.len(), applied.len());
+            return Err(Failed::retryable(message));
         }
         let busy = applied.iter().find_map(|one| match one {
             Applied::Busy { reason } => Some(reason),
             _ => None,
         });
         match busy {
-            Some(reason) => self.tell_away(reason),
-            None => self.tell_back(),
+            Some(reason) => self.log_outage(reason),
+            None => self.log_recovery(),
         }
         for (place, applied) in places.into_iter().zip(applied) {
             handled[place] = outcome(applied);
@@ -149,12 +182,12 @@ mod tests {
     use super::Outage;
 
     #[test]
-    fn t358_an_outage_is_told_once_when_it_begins_and_once_when_it_ends() {
+    fn t358_an_outage_is_reported_once_when_it_begins_and_once_when_it_ends() {
         let outage = Outage::default();
         assert_eq!(
             [outage.ends(), outage.begins(), outage.begins(), outage.ends(), outage.ends()],
             [false, true, false, true, false]
         );
-        assert!(outage.begins(), "the next one is told again");
+        assert!(outage.begins(), "the next one is reported again");
     }
 }

@@ -1,4 +1,4 @@
-//! Makes a projection anew from the history of its records.
+//! Rebuilds a projection from the history of its records.
 
 use std::time::Duration;
 
@@ -22,22 +22,22 @@ pub struct Rebuilt {
     pub changes: u64,
     /// How many records they were about.
     pub records: u64,
-    /// How many changes the projection refused for good.
+    /// How many changes the projection refused permanently.
     pub rejected: u64,
     /// The first of them, with the reasons.
     pub examples: Vec<(Name, String)>,
 }
 
-/// Makes a projection anew from a history, while it serves. Nothing is begun unless the history has every
+/// Rebuilds a projection from a history, while it serves. Nothing is begun unless the history has every
 /// event of every record.
 ///
-/// 1. A place of its own is filled with the last version of each record.
+/// 1. A separate place is filled with the last version of each record.
 /// 2. Consumers write there from now on.
 /// 3. What they wrote to the old place meanwhile is read from the history.
 /// 4. Readers are switched to the new place, and the old one is removed.
 ///
 /// Killed at any point it loses nothing: readers keep the old place until the new one has everything, and
-/// the next rebuild begins again or goes on. Consumers need not be told, and run under their own scope:
+/// the next rebuild begins again or goes on. Consumers need not know, and run under their own scope:
 /// versions decide, so it does not matter who writes first.
 pub async fn rebuild(projection: &dyn Projection, history: &mut History<'_>) -> Result<Rebuilt> {
     let mut rebuilt = Rebuilt::default();
@@ -68,7 +68,7 @@ async fn fill(fresh: &dyn Rebuilding, changes: &[Change], rebuilt: &mut Rebuilt)
         let mut offers = 0;
         while !left.is_empty() {
             offers += 1;
-            let (mut again, mut told) = (Vec::new(), None);
+            let (mut again, mut failure) = (Vec::new(), None);
             match fresh.apply(&left).await {
                 Ok(applied) => {
                     for (change, applied) in left.into_iter().zip(applied) {
@@ -76,17 +76,17 @@ async fn fill(fresh: &dyn Rebuilding, changes: &[Change], rebuilt: &mut Rebuilt)
                             Applied::Newer | Applied::Stale => rebuilt.changes += 1,
                             Applied::Rejected { reason } => reject(rebuilt, &change, reason),
                             Applied::Busy { reason } | Applied::Failed { reason } => {
-                                told = Some(Error::Unavailable { what: reason, source: None });
+                                failure = Some(Error::Unavailable { what: reason, source: None });
                                 again.push(change);
                             }
                         }
                     }
                 }
-                Err(error) if error.is_retryable() => (again, told) = (left, Some(error)),
+                Err(error) if error.is_retryable() => (again, failure) = (left, Some(error)),
                 Err(error) => return Err(error),
             }
             left = again;
-            if let Some(error) = told {
+            if let Some(error) = failure {
                 if offers >= OFFERS {
                     return Err(error);
                 }

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::history::{RECORDS, each_record};
+use super::history::RECORDS;
 use super::{Content, Document, History, Name, Projection, Version};
-use crate::analytics::Row;
+use crate::analytics::{Row, Sums};
 use crate::clock::Time;
 use crate::error::Result;
 use crate::id::Tenant;
@@ -17,7 +17,7 @@ use crate::records::{OfTenant, Scan, aggregate_of};
 
 /// The pause before looking again at records that differ.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Up to so many records are looked up one by one; for more, all are read again.
+/// Up to so many records are looked up one by one; for more, their buckets are read.
 const SINGLE_MAX: usize = 50;
 
 /// What a projection has wrong about a record.
@@ -60,7 +60,7 @@ impl fmt::Display for Difference {
             Difference::Behind { expected, found } => {
                 write!(f, "has seq {}; it should have {}", found.seq(), expected.seq())
             }
-            Difference::Other { version } => write!(f, "has another content under seq {}", version.seq()),
+            Difference::Other { version } => write!(f, "has different content under seq {}", version.seq()),
             Difference::Ghost { found } => write!(f, "has seq {}, which was never written", found.seq()),
             Difference::Unreadable { reason } => write!(f, "cannot be read: {reason}"),
         }
@@ -79,9 +79,29 @@ pub struct Verified {
     pub foreign: BTreeMap<String, String>,
     /// How many records changed so often that they were never seen equal. The projection has followed them.
     pub moving: u64,
+    /// The sums of the records, as they were when they were read: with those of the projection, the receipt.
+    pub source: Sums,
+    /// The sums of what the projection had of them. They may differ by what was on its way, and by what a cache has
+    /// forgotten. A content that a cache has let go counts as the record's, if the version is the record's.
+    pub projection: Sums,
 }
 
 impl Verified {
+    /// Adds a record, and what the projection has of it.
+    fn sum(&mut self, name: &Name, expected: &Document, found: Option<&Document>) {
+        let of_record = row(name, expected.version, &expected.content);
+        if let Some(found) = found {
+            let is_same = found.content == Content::Expired && found.version == expected.version;
+            let of_found = if is_same { of_record.clone() } else { row(name, found.version, &found.content) };
+            if let Some(row) = &of_found {
+                self.projection.add(row);
+            }
+        }
+        if let Some(row) = &of_record {
+            self.source.add(row);
+        }
+    }
+
     /// Whether nothing is wrong.
     pub fn is_equal(&self) -> bool {
         self.differences.is_empty() && self.foreign.is_empty()
@@ -114,6 +134,7 @@ pub async fn verify(projection: &dyn Projection, history: &History<'_>, wait: Du
         let names: Vec<Name> = page.iter().map(OfTenant::name).collect();
         for (of, found) in page.iter().zip(projection.documents(&names).await?) {
             let expected = judge.expected(of)?;
+            verified.sum(&of.name(), &expected, found.as_ref());
             if judge.difference(&of.name(), &expected, found).is_some() {
                 open.insert(of.name(), None);
             }
@@ -173,7 +194,7 @@ impl Judge<'_> {
         Ok(Document::new(Version::new(self.history.generation, of.record.seq)?, content))
     }
 
-    /// Looks at records once more. Returns those that still differ. The projection is read first: whatever it
+    /// Looks at records again. Returns those that still differ. The projection is read first: whatever it
     /// has was in the source by then, so a version that the source does not have was never written.
     async fn look(&self, open: BTreeMap<Name, Option<Note>>) -> Result<BTreeMap<Name, Option<Note>>> {
         let names: Vec<Name> = open.keys().cloned().collect();
@@ -216,17 +237,16 @@ impl Judge<'_> {
             return Ok(found);
         }
         let wanted: HashSet<&Name> = names.iter().collect();
-        let mut all = Ok(());
-        each_record(records, |of| {
-            if wanted.contains(&of.name()) {
-                match self.expected(&of) {
-                    Ok(document) => _ = found.insert(of.name(), document),
-                    Err(error) => all = Err(error),
-                }
+        let buckets = names.iter().map(|name| Scan::bucket(name.id)).collect();
+        let mut scan = Scan::new(RECORDS).buckets(Some(buckets));
+        loop {
+            let page = records.snapshot(&scan).await?;
+            let Some(last) = page.last() else { return Ok(found) };
+            scan.after = Some(last.name());
+            for of in page.iter().filter(|of| wanted.contains(&of.name())) {
+                found.insert(of.name(), self.expected(of)?);
             }
-        })
-        .await?;
-        all.map(|()| found)
+        }
     }
 
     /// What is wrong with a record that is there.
@@ -286,12 +306,17 @@ impl Judge<'_> {
 /// Whether a content is what it should be. Payloads are compared as values: a database may keep the keys in
 /// an order of its own and write numbers in another way.
 fn is_same(name: &Name, version: Version, expected: &Content, found: &Content) -> bool {
-    let hash = |content: &Content| match content {
+    let hash = |content: &Content| row(name, version, content).map(|row| row.hash);
+    *found == Content::Expired || hash(found).is_some_and(|found| hash(expected) == Some(found))
+}
+
+/// A record under a version as a row of a read model; `None` if it has no content.
+fn row(name: &Name, version: Version, content: &Content) -> Option<Row> {
+    match content {
         Content::Present { payload, created_at, updated_at } => {
             let times = (*created_at, *updated_at);
-            Row::new(name.clone(), version, times, payload.as_str().as_bytes()).ok().map(|row| row.hash)
+            Row::new(name.clone(), version, times, payload.as_str().as_bytes()).ok()
         }
         _ => None,
-    };
-    *found == Content::Expired || hash(found).is_some_and(|found| hash(expected) == Some(found))
+    }
 }

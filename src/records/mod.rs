@@ -11,7 +11,9 @@
 //! `PgRecords`, or `SqliteKeys` and `SqliteRecords`, share one database, and `create_in`, `update_in`
 //! and `delete_in` take the transaction that the key was begun in.
 //!
-//! Here are the names and the rules. The stores are
+//! Here are the names and the rules, which touch nothing: they check a write and make its event. The
+//! transaction, the table and the journal are the stores', and nothing here calls a bus or a ledger.
+//! The stores are
 //! [`PgRecords`](crate::backend::postgres::PgRecords) and
 //! [`SqliteRecords`](crate::backend::sqlite::SqliteRecords).
 #![cfg_attr(not(all(feature = "postgres", feature = "sqlite")), allow(rustdoc::broken_intra_doc_links))]

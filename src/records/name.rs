@@ -1,8 +1,10 @@
 //! The name of a record, and which records to scan.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
+use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
 
 use super::ModuleSlug;
@@ -63,12 +65,36 @@ pub struct Scan {
     pub after: Option<Name>,
     /// How many at most. There are fewer if they reach [`LIST_BYTES_MAX`](super::LIST_BYTES_MAX).
     pub limit: usize,
+    /// Only records whose ids are in these [buckets](Scan::bucket). A store that cannot tell shows the others, too.
+    pub buckets: Option<BTreeSet<u8>>,
 }
 
 impl Scan {
     /// The first records of all.
     pub fn new(limit: usize) -> Self {
-        Scan { tenant: None, module: None, after: None, limit }
+        Scan { tenant: None, module: None, after: None, limit, buckets: None }
+    }
+
+    /// The bucket of an id: the first byte of the SHA-256 of its text, which databases can compute, too. Ids may
+    /// count up, so their own bits would not do.
+    pub fn bucket(id: Uuid) -> u8 {
+        let text = id.hyphenated();
+        Sha256::digest(text.encode_lower(&mut Uuid::encode_buffer()).as_bytes())[0]
+    }
+
+    /// Only those of some buckets, where a store can tell.
+    #[must_use]
+    pub fn buckets(mut self, buckets: Option<BTreeSet<u8>>) -> Self {
+        self.buckets = buckets;
+        self
+    }
+
+    /// The buckets for a statement, if they are asked for: numbers and commas.
+    #[cfg(any(feature = "clickhouse", feature = "postgres"))]
+    pub(crate) fn buckets_text(&self) -> Option<String> {
+        let buckets = self.buckets.as_ref()?;
+        let numbers: Vec<String> = buckets.iter().map(u8::to_string).collect();
+        Some(if numbers.is_empty() { "-1".to_owned() } else { numbers.join(", ") })
     }
 
     /// Only those of a tenant.

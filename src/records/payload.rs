@@ -11,6 +11,8 @@ use crate::error::{Error, Result};
 /// The largest payload, in bytes without white space. The event of a write carries it, and leaves
 /// room for what a relay adds.
 pub const PAYLOAD_BYTES_MAX: usize = 896 << 10;
+/// How deeply objects and arrays may nest: the parsers of all backends go at least that far.
+const NESTING_MAX: usize = 127;
 /// The longest number, in characters.
 const NUMBER_MAX: usize = 64;
 /// The largest exponent of a number, whatever its sign.
@@ -42,13 +44,18 @@ impl Payload {
         if !json.trim_start().starts_with('{') {
             return bad("it is not a JSON object".into());
         }
+        let nested = crate::event::depth(json.as_bytes());
+        if nested > NESTING_MAX {
+            return bad(format!("it nests {nested} levels deep; the limit is {NESTING_MAX}"));
+        }
+        let written_out = written_out(json)?;
         let mut deserializer = serde_json::Deserializer::from_str(json);
         let checked = Checked.deserialize(&mut deserializer).and_then(|()| deserializer.end());
         if let Err(error) = checked {
             return bad(error.to_string());
         }
         let text = compact(json);
-        let grown = text.len() + written_out(&text)?;
+        let grown = text.len() + written_out;
         if grown > PAYLOAD_BYTES_MAX {
             return bad(format!("it has {grown} bytes; the limit is {PAYLOAD_BYTES_MAX}"));
         }
@@ -188,29 +195,31 @@ fn plain_number(number: &str) -> Option<String> {
 
 /// How much longer a text may become when a database writes its exponents out. Refuses numbers beyond
 /// the limits.
-fn written_out(compact: &str) -> Result<usize> {
-    let numbers = parts(compact)
-        .filter(|part| !part.starts_with('"'))
-        .flat_map(|part| part.split(|c| !is_of_number(c)));
+fn written_out(json: &str) -> Result<usize> {
+    let numbers =
+        parts(json).filter(|part| !part.starts_with('"')).flat_map(|part| part.split(|c| !is_of_number(c)));
     numbers.map(exponent).sum()
 }
 
 /// How many digits the exponent of a number stands for.
 fn exponent(number: &str) -> Result<usize> {
+    let bad = |problem: String| Err(Error::invalid("payload", problem));
     if number.len() > NUMBER_MAX {
-        let problem = format!("a number has more than {NUMBER_MAX} characters");
-        return Err(Error::invalid("payload", problem));
+        return bad(format!("a number has {} characters; the limit is {NUMBER_MAX}", number.len()));
     }
     // `true` and `false` leave an `e`.
     let Some((_, exponent)) = number.split_once(['e', 'E']).filter(|(digits, _)| !digits.is_empty()) else {
         return Ok(0);
     };
-    match exponent.parse::<i32>() {
-        Ok(digits) if digits.unsigned_abs() <= EXPONENT_MAX => Ok(digits.unsigned_abs() as usize),
-        _ => {
-            let problem = format!("the number {number} has an exponent beyond {EXPONENT_MAX}");
-            Err(Error::invalid("payload", problem))
-        }
+    let digits = exponent.parse::<i32>().map(i32::unsigned_abs);
+    match digits {
+        Ok(_) if number.parse::<f64>().is_ok_and(f64::is_infinite) => bad(format!(
+            "the number {number} is beyond what a double holds; the limit is 1.7976931348623157e308, with either sign"
+        )),
+        Ok(digits) if digits <= EXPONENT_MAX => Ok(digits as usize),
+        _ => bad(format!(
+            "the number {number} has an exponent beyond the limits, -{EXPONENT_MAX} and {EXPONENT_MAX}"
+        )),
     }
 }
 
@@ -343,6 +352,7 @@ mod tests {
         let deep = format!("{}{}", r#"{"a":"#.repeat(200), "1".to_owned() + &"}".repeat(200));
         let many = format!(r#"{{"a":[{}1]}}"#, "1e300,".repeat(4000));
         let long = format!(r#"{{"a":{}}}"#, "1".repeat(65));
+        let longest = format!(r#"{{"a":{}}}"#, "1".repeat(400));
         let large = format!(r#"{{"a":"{}"}}"#, "x".repeat(PAYLOAD_BYTES_MAX));
         for (json, says) in [
             ("", "not a JSON object"),
@@ -355,15 +365,20 @@ mod tests {
             (r#"{"a":"\u0000"}"#, "U+0000"),
             (r#"{"\u0000":1}"#, "U+0000"),
             (r#"{"a":"\ud800"}"#, "hex escape"),
-            (r#"{"a":1e999}"#, "out of range"),
-            (r#"{"a":1e-999999}"#, "exponent"),
-            (&deep, "recursion"),
+            (r#"{"a":1e999}"#, "the number 1e999 is beyond what a double holds; the limit is"),
+            (r#"{"a":-2e308}"#, "the number -2e308 is beyond what a double holds; the limit is"),
+            (r#"{"a":1e-999999}"#, "exponent beyond the limits, -400 and 400"),
+            (r#"{"a":1e99999999999}"#, "exponent beyond the limits, -400 and 400"),
+            (&deep, "it nests 200 levels deep; the limit is 127"),
             (&many, "the limit is"),
-            (&long, "64 characters"),
+            (&long, "a number has 65 characters; the limit is 64"),
+            (&longest, "a number has 400 characters; the limit is 64"),
             (&large, "the limit is"),
         ] {
             let error = Payload::new(json).unwrap_err().to_string();
             assert!(error.contains(says), "{}: {error}", &json[..json.len().min(40)]);
         }
+        let deepest = format!("{}{}{}", r#"{"a":"#.repeat(127), "1", "}".repeat(127));
+        assert_eq!(Payload::new(&deepest).unwrap().as_str(), deepest, "the limit itself is allowed");
     }
 }

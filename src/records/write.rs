@@ -27,6 +27,19 @@ pub struct Record {
     pub updated_at: Time,
 }
 
+impl Record {
+    /// A record of a store of your own, created and last written at these times.
+    pub fn new(
+        module: ModuleSlug,
+        id: Uuid,
+        seq: u64,
+        payload: Payload,
+        (created_at, updated_at): (Time, Time),
+    ) -> Self {
+        Record { id, module, seq, payload, created_at, updated_at }
+    }
+}
+
 /// A record to create.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -166,11 +179,11 @@ pub fn check_kind(kind: &Kind) -> Result<()> {
     if !kind.as_str().starts_with(KIND_PREFIX) {
         return Ok(());
     }
-    let told = format!(
+    let message = format!(
         "it is {}; kinds that begin with {KIND_PREFIX} are reserved for the events that writes of records append",
         Visible(kind.as_str())
     );
-    Err(Error::invalid("kind", told))
+    Err(Error::invalid("kind", message))
 }
 
 /// Refuses an event that consumers would take for the event of a record: by its kind, or, if it has none, by
@@ -226,8 +239,8 @@ pub fn module_of(aggregate: &Aggregate) -> Option<ModuleSlug> {
 /// # Ok::<(), hapax::Error>(())
 /// ```
 pub fn not_yours(aggregate: &Aggregate) -> Error {
-    let told = format!("{aggregate} is the aggregate of a record: only writes of the record append to it");
-    Error::invalid("aggregate", told)
+    let message = format!("{aggregate} is the aggregate of a record: only writes of the record append to it");
+    Error::invalid("aggregate", message)
 }
 
 /// Both numbers of a conflict about a record's seq: what the writer expected, and what is there.

@@ -19,11 +19,11 @@ type Answer = (usize, Result<Origin>);
 
 /// The part of a batch that may be in flight at the same time.
 #[derive(Debug, Default)]
-pub(super) struct Chunk {
+pub(super) struct InFlightPart {
     pub(super) topics: HashMap<Topic, (Vec<usize>, Vec<Record>)>,
 }
 
-/// A chunk that was sent to the bus. Dropping it stops sending.
+/// A part that was sent to the bus. Dropping it stops sending.
 #[derive(Debug)]
 pub(super) struct UnderWay {
     /// The indexes in the batch.
@@ -36,11 +36,11 @@ pub(super) struct UnderWay {
 }
 
 impl UnderWay {
-    /// Sends a chunk.
-    pub(super) fn begin(bus: &Arc<dyn Bus>, chunk: Chunk) -> Self {
+    /// Sends a part.
+    pub(super) fn begin(bus: &Arc<dyn Bus>, part: InFlightPart) -> Self {
         let (tell, answers) = unbounded_channel();
         let (mut tasks, mut all) = (JoinSet::new(), Vec::new());
-        for (topic, (places, records)) in chunk.topics {
+        for (topic, (places, records)) in part.topics {
             all.extend_from_slice(&places);
             tasks.spawn(publish(Arc::clone(bus), topic, places, records, tell.clone()));
         }

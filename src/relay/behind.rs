@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::answers::{Answered, Awaited};
-use super::turn::Leading;
+use super::leading::Leading;
 use super::{End, RelaySettings};
 use crate::error::Result;
 use crate::journal::{AggregateOf, Behind, Checkpoint, Position, Stored};
@@ -241,7 +241,7 @@ impl Leading {
     /// Processes the answers that have arrived.
     pub(super) async fn settle_answered(&mut self) -> Result<(), End> {
         let mut answered = self.awaited.take_answered();
-        answered.extend(self.heard.take());
+        answered.extend(self.last_answer.take());
         if answered.is_empty() {
             return Ok(());
         }
@@ -267,7 +267,7 @@ impl Leading {
         let deadline = Instant::now() + self.settings.flush_timeout;
         while self.waiters.unanswered() > 0 {
             match tokio::time::timeout_at(deadline, self.awaited.next()).await {
-                Ok(answered) => self.heard = answered,
+                Ok(answered) => self.last_answer = answered,
                 Err(_) => break,
             }
             self.settle_answered().await?;

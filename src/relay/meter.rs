@@ -11,7 +11,7 @@ use crate::journal::{Behind, Checkpoint, Position};
 use crate::telemetry::RelayMeter;
 
 /// A hole that lasts longer is reported. Most writers commit at once.
-const HOLE_TOLD_AFTER: Duration = Duration::from_secs(10);
+const HOLE_REPORTED_AFTER: Duration = Duration::from_secs(10);
 
 /// A relay's counters.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -55,7 +55,7 @@ struct State {
     /// The position before the current hole, and when the hole was first seen.
     hole: Option<(Position, Time)>,
     /// Whether the hole was reported.
-    hole_told: bool,
+    hole_reported: bool,
     /// How far the journal's clock is ahead of ours, in microseconds.
     ahead: i64,
     /// Whether an outage was reported, so that each one logs two lines.
@@ -178,10 +178,11 @@ impl Meter {
         if !known {
             state.progress.holes += 1;
             state.hole = Some((after.clone(), now));
-            state.hole_told = false;
+            state.hole_reported = false;
         }
         let since = state.hole.as_ref().map_or(now, |(_, since)| *since);
-        let tells = now.since(since) >= HOLE_TOLD_AFTER && !std::mem::replace(&mut state.hole_told, true);
+        let tells =
+            now.since(since) >= HOLE_REPORTED_AFTER && !std::mem::replace(&mut state.hole_reported, true);
         drop(state);
         if tells {
             tracing::warn!(target: "hapax::relay", relay = %self.name, %after, "the relay waits for a writer behind this position whose transaction stays open, prepared ones among them");

@@ -14,6 +14,9 @@
 //! [`pulse`](RelaySettings::pulse) is set, the leader also tells each partition up to when
 //! everything is there.
 //!
+//! A relay may touch the journal (it reads, and saves its checkpoint under its token) and publish to a
+//! bus. It never appends, consumes or claims, and names no database.
+//!
 //! ```
 //! use std::sync::Arc;
 //! use hapax::bus::{Bus, MemoryBus, TopicSettings};
@@ -38,17 +41,17 @@
 //! ```
 
 mod answers;
+mod backoff;
 mod behind;
 mod leadership;
+mod leading;
 mod lookback;
 mod meter;
 mod operate;
-mod pace;
 mod publish;
 mod pulse;
 mod record;
 mod settings;
-mod turn;
 mod wait;
 
 use std::pin::pin;
@@ -64,8 +67,8 @@ pub use record::ORIGINAL;
 pub use settings::{RelaySettings, Route};
 
 use self::leadership::LeadershipHeartbeat;
+use self::leading::Leading;
 use self::meter::Meter;
-use self::turn::Leading;
 use crate::bus::Bus;
 use crate::error::{Error, Result};
 use crate::id::{Owner, RelayName, Topic};
@@ -275,13 +278,13 @@ impl Relay {
             acknowledged: std::collections::HashSet::new(),
             waiters: behind::Waiters::of(checkpoint)?,
             lookback,
-            pace: pace::Pace::default(),
+            backoff: backoff::ReadBackoff::default(),
             ahead: None,
             attempts: 0,
             proved: true,
             taken: Instant::now(),
             awaited: answers::Awaited::default(),
-            heard: None,
+            last_answer: None,
             pulses: pulse::Pulses::new(
                 &settings,
                 Arc::clone(&journal),

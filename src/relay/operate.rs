@@ -7,7 +7,7 @@ use crate::journal::{AggregateOf, Behind, Checkpoint, Journal};
 use crate::ledger::Token;
 
 /// How often to retry a change that collides with others.
-const TRIES: u32 = 20;
+const ATTEMPTS_MAX: u32 = 20;
 
 /// Retries an aggregate at once, because the obstacle is gone (for example, the bus now accepts
 /// larger records). Returns its previous state.
@@ -87,7 +87,7 @@ async fn change_all(
     change: impl Fn(&mut Checkpoint) -> Result<Vec<Behind>>,
 ) -> Result<Vec<Behind>> {
     let mut refused = None;
-    for _ in 0..TRIES {
+    for _ in 0..ATTEMPTS_MAX {
         let (mut checkpoint, token) = checkpoint_of(journal, relay).await?;
         // The token is unchanged, so no other change caused the refusal: the journal was put back.
         if let Some((_, error)) = refused.take_if(|(at, _)| *at == token) {

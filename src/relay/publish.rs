@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-use super::answers::{Chunk, Unanswered, UnderWay};
+use super::answers::{InFlightPart, Unanswered, UnderWay};
 use super::behind::aggregate_of;
 use super::leadership::LeadershipHeartbeat;
 use super::record::RecordEncoder;
@@ -87,10 +87,10 @@ impl Publisher {
         let mut at = 0;
         while at < events.len() {
             let (answered, failed) = (flushed.answered, flushed.failed.len());
-            let chunk = self.chunk(events, &mut at, &mut flushed);
+            let part = self.next_part(events, &mut at, &mut flushed);
             lead.hold().await?;
             crate::crash_point!("relay.before_publish");
-            let mut under_way = UnderWay::begin(&self.bus, chunk);
+            let mut under_way = UnderWay::begin(&self.bus, part);
             let answers = self.flush(lead, &mut under_way, patience, slow).await?;
             let fault = answers.iter().find_map(|(_, answer)| {
                 answer.as_ref().err().filter(|error| !is_poison(error)).map(Error::copy)
@@ -115,10 +115,10 @@ impl Publisher {
         mut events: Vec<Stored>,
     ) -> Result<(Unanswered, usize), End> {
         let mut at = 0;
-        let chunk = self.chunk(&events, &mut at, &mut Flushed::default());
+        let part = self.next_part(&events, &mut at, &mut Flushed::default());
         lead.hold().await?;
         crate::crash_point!("relay.before_publish");
-        let under_way = UnderWay::begin(&self.bus, chunk);
+        let under_way = UnderWay::begin(&self.bus, part);
         events.truncate(at);
         let open = events.into_iter().enumerate().map(|(place, stored)| (place, stored, None)).collect();
         Ok((Unanswered { under_way, open }, at))
@@ -126,8 +126,8 @@ impl Publisher {
 
     /// The next records that may be in flight together: at most a flush, one topic per aggregate,
     /// nothing of an aggregate after a large record, and nothing of an aggregate that failed.
-    fn chunk(&self, events: &[Stored], at: &mut usize, flushed: &mut Flushed) -> Chunk {
-        let mut chunk = Chunk::default();
+    fn next_part(&self, events: &[Stored], at: &mut usize, flushed: &mut Flushed) -> InFlightPart {
+        let mut part = InFlightPart::default();
         let mut last: HashMap<AggregateOf, Topic> = HashMap::new();
         let mut closed: Vec<AggregateOf> = Vec::new();
         let mut count = 0;
@@ -157,13 +157,13 @@ impl Publisher {
             {
                 last.insert(of, topic.clone());
             }
-            let (places, records) = chunk.topics.entry(topic).or_default();
+            let (places, records) = part.topics.entry(topic).or_default();
             places.push(*at);
             records.push(record);
             *at += 1;
             count += 1;
         }
-        chunk
+        part
     }
 
     /// Waits for the answers to a flush: all of them, or those that arrive within `patience`. Ends
@@ -188,13 +188,13 @@ impl Publisher {
         let (mut lost, mut stopping) =
             (pin!(lead.lost()), pin!(stopped_for(&mut stop, self.settings.flush_timeout)));
         let mut overdue = pin!(sleep(patience));
-        let (mut acknowledged, mut told) = (false, false);
+        let (mut acknowledged, mut reported) = (false, false);
         while under_way.open > 0 {
             tokio::select! {
                 () = under_way.next(&mut answers) => {
                     if !acknowledged && answers.iter().any(|(_, answer)| answer.is_ok()) {
                         acknowledged = true;
-                        if told {
+                        if reported {
                             // The bus is back: the other answers will follow.
                             overdue.as_mut().reset(Instant::now() + self.settings.flush_timeout);
                         }
@@ -202,11 +202,11 @@ impl Publisher {
                 }
                 end = &mut lost => return Err(end),
                 () = &mut stopping => return Err(End::Stopped),
-                () = &mut overdue, if !told || acknowledged => {
+                () = &mut overdue, if !reported || acknowledged => {
                     if acknowledged {
                         break;
                     }
-                    told = true;
+                    reported = true;
                     slow();
                 }
             }

@@ -16,7 +16,7 @@
 //! pulse that is late, or comes twice, is still true.
 //!
 //! Asking and sending run in a task beside the loop: they delay no event, move no checkpoint, and a
-//! failure is no outage. The horizon that is waited for stays until it is reached, however many
+//! failure is not an outage. The horizon that is waited for stays until it is reached, however many
 //! events arrive meanwhile: under constant load the relay reaches a position, but never the end.
 
 use std::sync::Arc;
@@ -26,8 +26,8 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::RelaySettings;
+use super::leading::{Batch, Leading};
 use super::meter::Meter;
-use super::turn::{Batch, Leading};
 use crate::bus::{Bus, Partition, Pulse};
 use crate::clock::Time;
 use crate::crash_point::mutant;

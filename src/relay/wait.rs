@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::End;
+use super::leading::Leading;
 use super::publish::stopped_for;
-use super::turn::Leading;
 use crate::error::{Error, Result};
 
 impl Leading {
@@ -16,13 +16,13 @@ impl Leading {
         if at_hole {
             let after = self.position.clone();
             self.meter.hole(&after);
-            let rest = self.pace.at_hole();
+            let rest = self.backoff.at_hole();
             return self.pause(rest).await;
         }
         self.meter.no_hole();
         self.meter.oldest(None);
         self.meter.refresh();
-        let rest = self.pace.rest();
+        let rest = self.backoff.next_pause();
         if !rest.is_zero() {
             self.pause(rest).await?;
         }
@@ -35,21 +35,21 @@ impl Leading {
         let waited = tokio::select! {
             waited = self.journal.wait(&self.position, at_most) => waited,
             answered = self.awaited.next() => {
-                self.heard = answered;
-                self.pace.found();
+                self.last_answer = answered;
+                self.backoff.reset();
                 return Ok(());
             }
             () = self.pulses.next(self.reads) => {
                 // A read must tell whether the relay is that far. It is not to slow down the next
                 // ones.
-                self.pace.waited_out();
+                self.backoff.reset();
                 return Ok(());
             }
             end = self.leadership.lost() => return Err(end),
             _ = stop.wait_for(|stop| *stop) => return Err(End::Stopped),
         };
         if !at_most.is_zero() && began.elapsed() + Duration::from_millis(1) >= at_most {
-            self.pace.waited_out();
+            self.backoff.reset();
         }
         match waited {
             Err(error) if !error.is_retryable() => Err(End::from(error)),
@@ -66,7 +66,7 @@ impl Leading {
         tokio::select! {
             () = tokio::time::sleep_until(due.max(Instant::now() + Duration::from_millis(1))) => Ok(()),
             answered = self.awaited.next() => {
-                self.heard = answered;
+                self.last_answer = answered;
                 Ok(())
             }
             end = self.leadership.lost() => Err(end),

@@ -74,8 +74,8 @@ impl HttpSink {
     /// The same with settings.
     pub fn with_settings(url: &str, settings: HttpSettings) -> Result<Self> {
         let shown = hide_password(url);
-        let parsed =
-            Url::parse(url).map_err(|e| Error::Config(format!("the sink's URL {shown:?} is none: {e}")))?;
+        let parsed = Url::parse(url)
+            .map_err(|e| Error::Config(format!("the sink's URL {shown:?} is invalid: {e}")))?;
         if !matches!(parsed.scheme(), "http" | "https") {
             return Err(Error::Config(format!(
                 "the sink's URL {shown:?} is {}; it must be http or https",
@@ -174,18 +174,18 @@ impl Sink for HttpSink {
             return accepted(&body?, &effect);
         }
         let said = body.map(|body| said(&body)).unwrap_or_default();
-        let told = format!("the sink answered {status}{said}");
+        let message = format!("the sink answered {status}{said}");
         match (status.as_u16(), after) {
             (409, after) => Err(Failed::in_progress(
-                format!("{told}: the same key is in progress"),
+                format!("{message}: the same key is in progress"),
                 after.unwrap_or(Duration::ZERO),
             )),
-            (400 | 410 | 413 | 414 | 415 | 422 | 431, _) => Err(Failed::fatal(told)),
-            (_, Some(after)) => Err(Failed::retry_after(told, after)),
+            (400 | 410 | 413 | 414 | 415 | 422 | 431, _) => Err(Failed::fatal(message)),
+            (_, Some(after)) => Err(Failed::retry_after(message, after)),
             _ if status.is_redirection() => {
-                Err(Failed::retryable(format!("{told}; redirects are not followed")))
+                Err(Failed::retryable(format!("{message}; redirects are not followed")))
             }
-            _ => Err(Failed::retryable(told)),
+            _ => Err(Failed::retryable(message)),
         }
     }
 }

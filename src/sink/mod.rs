@@ -46,7 +46,7 @@ pub struct Effect {
 }
 
 impl Effect {
-    /// An attempt under a lease, as passed to [`leased`](crate::consumer::leased) handlers.
+    /// An attempt under a lease, as passed to [leased](crate::consumer::LeasedHandler) handlers.
     pub fn leased(event: Event, run: &Run, timeout: Duration) -> Self {
         Effect {
             scope: run.key().scope.clone(),

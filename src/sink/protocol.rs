@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn e_keys_and_tombstones_are_told() {
+    fn e_keys_and_tombstones_are_reported() {
         let of = |payload: &[u8], tombstone: bool, key: Option<&'static [u8]>| {
             let mut effect = effect(payload);
             effect.event.tombstone = tombstone;

@@ -105,6 +105,7 @@ macro_rules! __conformance_cases {
                 sweep_keeps_open_entries
                 sweep_beside_claims_loses_nothing
                 sweep_marks_what_is_lost
+                t84_markers_of_a_finished_scope_go_away
             }
             order {
                 order_a_batch_is_as_one_by_one
@@ -162,9 +163,11 @@ macro_rules! __conformance_cases {
             }
             operate {
                 interventions_fence_and_are_audited
+                t359_audit_rows_of_two_tenants_are_told_apart
                 redrive_and_retry_bring_back
                 interventions_that_do_not_fit_are_refused
                 interventions_dry_run_changes_nothing
+                t390_an_intervention_changes_only_what_was_looked_at
                 listing_pages_through_everything_once
                 listing_filters
                 listing_pages_are_bounded_by_bytes
@@ -175,6 +178,12 @@ macro_rules! __conformance_cases {
                 t69_an_aggregate_goes_on_behind_what_was_killed
                 t341_a_redrive_says_that_nobody_takes_the_event_up
                 c11_the_epoch_is_shared_and_stays
+            }
+            skips {
+                skips_keep_the_first_and_the_last_few
+                prevented_counts_of_many_writers_add_up
+                skips_are_bounded_whatever_arrives
+                skips_and_counts_are_swept
             }
         }
     };

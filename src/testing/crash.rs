@@ -2,8 +2,8 @@
 //!
 //! `HAPAX_CRASH_AT=claim.after:3` kills it at the third time it comes by `crash_point!("claim.after")`. A test kills at
 //! n = 1, 2, … until a run is clean, and looks at what is left each time. `claim.after:3:stop` stops it there instead
-//! (SIGSTOP), as a frozen machine does: its connections stay open. Without the feature `testing` the macro is nothing
-//! at all.
+//! (SIGSTOP), as a frozen machine does: its connections stay open. `claim.after:3:panic` panics there, as a bug would.
+//! Without the feature `testing` the macro is nothing at all.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,16 +20,30 @@ static HITS: AtomicU64 = AtomicU64::new(0);
 struct Plan {
     at: String,
     hit: u64,
-    /// SIGSTOP instead of SIGKILL.
-    stop: bool,
+    how: How,
 }
 
-/// Kills or stops the process if this is the point and the hit that [`VARIABLE`] names. Use `crash_point!`.
+/// How it ends there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum How {
+    /// The process is killed.
+    Kill,
+    /// The process is stopped.
+    Stop,
+    /// The thread, or the task, panics.
+    Panic,
+}
+
+/// Kills or stops the process, or panics, if this is the point and the hit that [`VARIABLE`] names. Use `crash_point!`.
 pub fn crash_point(name: &str) {
     let plan = PLAN.get_or_init(|| std::env::var(VARIABLE).ok().and_then(|text| plan(&text)));
     let Some(plan) = plan else { return };
     if plan.at == name && HITS.fetch_add(1, Ordering::SeqCst) + 1 == plan.hit {
-        end_here(if plan.stop { "-STOP" } else { "-9" });
+        match plan.how {
+            How::Kill => end_here("-9"),
+            How::Stop => end_here("-STOP"),
+            How::Panic => panic!("the crash point {name} was told to panic"),
+        }
     }
 }
 
@@ -46,9 +60,11 @@ pub(crate) fn is_mutant(name: &str) -> bool {
 }
 
 fn plan(text: &str) -> Option<Plan> {
-    let (text, stop) = text.strip_suffix(":stop").map_or((text, false), |text| (text, true));
+    let hows = [(":stop", How::Stop), (":panic", How::Panic)];
+    let found = hows.into_iter().find_map(|(end, how)| Some((text.strip_suffix(end)?, how)));
+    let (text, how) = found.unwrap_or((text, How::Kill));
     let (at, hit) = text.rsplit_once(':')?;
-    Some(Plan { at: at.to_owned(), hit: hit.parse().ok()?, stop })
+    Some(Plan { at: at.to_owned(), hit: hit.parse().ok()?, how })
 }
 
 /// A signal to ourselves. SIGKILL: no destructor, no flush, no goodbye; an abort would still be caught by handlers and
@@ -62,13 +78,14 @@ fn end_here(signal: &str) -> ! {
 
 #[cfg(test)]
 mod tests {
-    use super::{Plan, plan};
+    use super::{How, Plan, plan};
 
     #[test]
     fn a_plan_is_a_name_and_a_hit() {
-        let at = |stop| Plan { at: "claim.after".into(), hit: 3, stop };
-        assert_eq!(plan("claim.after:3"), Some(at(false)));
-        assert_eq!(plan("claim.after:3:stop"), Some(at(true)));
+        let at = |how| Plan { at: "claim.after".into(), hit: 3, how };
+        assert_eq!(plan("claim.after:3"), Some(at(How::Kill)));
+        assert_eq!(plan("claim.after:3:stop"), Some(at(How::Stop)));
+        assert_eq!(plan("claim.after:3:panic"), Some(at(How::Panic)));
         assert_eq!(plan("claim.after"), None);
         assert_eq!(plan("claim.after:x"), None);
     }

@@ -95,17 +95,17 @@ pub async fn c7_a_repeat_in_an_order_is_first_again(harness: &impl Harness) {
 pub async fn c7_a_failure_is_counted_once_under_its_nonce(harness: &impl Harness) {
     let ledger = open(harness).await;
     let failure = claim("e", failed());
-    let told = one(&ledger, &failure).await;
+    let outcome = one(&ledger, &failure).await;
     for _ in 0..5 {
-        assert_eq!(one(&ledger, &failure).await, told);
+        assert_eq!(one(&ledger, &failure).await, outcome);
     }
     assert_eq!(there(&ledger, &failure).await.attempts, 1);
     expect(&ledger, &another(&failure), "retry_later").await;
     assert_eq!(there(&ledger, &failure).await.attempts, 2);
     let last = another(&failure);
-    let told = one(&ledger, &last).await;
-    assert_eq!(told.name(), "dead");
-    assert_eq!(one(&ledger, &last).await, told);
+    let outcome = one(&ledger, &last).await;
+    assert_eq!(outcome.name(), "dead");
+    assert_eq!(one(&ledger, &last).await, outcome);
 }
 
 /// Whoever claimed in a transaction of their own can ask whether it was committed.
@@ -221,7 +221,7 @@ pub async fn c8_a_batch_of_one_aggregate_follows_its_order(harness: &impl Harnes
     assert_eq!(names, ["claimed", "claimed", "wait", "claimed", "wait"]);
 }
 
-/// No claims are no work, and a thousand are one batch.
+/// No claims mean no work, and a thousand are one batch.
 pub async fn c8_empty_and_large_batches(harness: &impl Harness) {
     let ledger = open(harness).await;
     assert!(ledger.claim(&[]).await.unwrap().is_empty());

@@ -127,7 +127,7 @@ pub fn envelope(data: &[u8]) {
     let mut again = decoded(&more, &payload).unwrap();
     again.headers = headers;
     assert_eq!(again, event);
-    // White space around JSON is no other content.
+    // White space around JSON does not change the content.
     if serde_json::from_slice::<Value>(&payload).is_ok() {
         let mut spaced = event.clone();
         spaced.payload = [b" ", &payload[..], b"\n"].concat().into();

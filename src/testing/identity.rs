@@ -136,7 +136,14 @@ pub async fn weeks_begin_on_monday_in_utc(harness: &impl Harness) {
     }
     assert_eq!(weeks, [Week::of(monday.minus(DAY)), Week::of(monday)]);
     assert_eq!(weeks[0].start().plus(DAY * 7), weeks[1].start());
-    assert!(ledger.stat().await.unwrap().weeks.iter().filter(|week| weeks.contains(week)).count() == 2);
+    let stat = ledger.stat().await.unwrap();
+    assert!(stat.weeks.iter().filter(|week| weeks.contains(week)).count() == 2);
+    // Each has the one entry, and is as large as it is.
+    let sized: Vec<_> = stat.week_sizes.iter().map(|size| size.week).collect();
+    assert_eq!(sized, stat.weeks);
+    for size in stat.week_sizes.iter().filter(|size| weeks.contains(&size.week)) {
+        assert!(size.entries >= 1 && size.bytes != Some(0), "{size:?}");
+    }
 }
 
 /// Two tenants with equal scopes and ids never meet; no tenant is a tenant of its own.

@@ -230,6 +230,7 @@ pub fn intervening(claim: &Claim, what: Intervention) -> Intervene {
         by: "ada".into(),
         reason: "a test".into(),
         out_of_order: false,
+        token: None,
         dry_run: false,
     }
 }

@@ -10,7 +10,7 @@ use super::kit::{
 use crate::id::Owner;
 use crate::ledger::{Claims, Mode, Outcome, Settings, Settled, State, Verdict};
 
-/// While a lease lives, everybody else is told so; when it is settled, the end is told.
+/// While a lease lasts, everybody else gets `busy`; once it is settled, the outcome.
 pub async fn c1_one_live_lease(harness: &impl Harness) {
     let ledger = open(harness).await;
     let mine = claim("e", lease());

@@ -53,6 +53,7 @@ pub mod operate;
 pub mod order;
 pub mod relay;
 pub mod retention;
+pub mod skips;
 
 pub use cases::NAMES;
 pub use memory::{MemoryHarness, noon};

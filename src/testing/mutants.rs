@@ -35,7 +35,7 @@ pub enum Mutant {
     ReleaseDeletes,
     /// One bad row fails its batch.
     AllOrNothing,
-    /// A lapsed lease is no attempt: attempts count only when somebody catches an error.
+    /// A lapsed lease is not an attempt: attempts count only when somebody catches an error.
     DeathsUncounted,
 }
 
@@ -194,6 +194,7 @@ impl MutantLedger {
             by: "mutant".into(),
             reason: String::new(),
             out_of_order: false,
+            token: None,
             dry_run: false,
         };
         self.inner.intervene(&forget).await

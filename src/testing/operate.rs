@@ -11,8 +11,8 @@ use crate::error::Error;
 use crate::event::{Origin, Record};
 use crate::id::{EventId, Scope, Tenant, Topic};
 use crate::ledger::{
-    Claim, Claims, ConsumerStore, Filter, HeldQuery, Identity, Intervention, Level, Mode, Operations,
-    Outcome, State, Verdict,
+    Claim, Claims, ConsumerStore, Filter, HeldQuery, Identity, Intervene, Intervention, Level, Mode,
+    Operations, Outcome, State, Verdict,
 };
 
 const ALL: [Intervention; 7] = Intervention::ALL;
@@ -33,6 +33,7 @@ pub async fn interventions_fence_and_are_audited(harness: &impl Harness) {
         let row = &audit[0];
         assert_eq!((row.what.as_str(), row.by.as_str(), row.reason.as_str()), (what.name(), "ada", "a test"));
         assert_eq!(row.identity, mine.identity.to_string());
+        assert_eq!(row.of.as_ref(), Some(&mine.identity));
         match done_.after {
             Some(after) => {
                 assert!(after.token > grant.token);
@@ -67,6 +68,26 @@ pub async fn redrive_and_retry_bring_back(harness: &impl Harness) {
     }
 }
 
+/// The names of two tenants' entries may be one text; their audit rows are told apart.
+pub async fn t359_audit_rows_of_two_tenants_are_told_apart(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    let named = |tenant: Option<&str>, scope: &str| {
+        let mut mine = claim("e-1", lease());
+        mine.identity.tenant = tenant.map(|tenant| Tenant::new(tenant).unwrap());
+        mine.identity.scope = Scope::new(scope).unwrap();
+        mine
+    };
+    let all = [named(Some("acme/eu"), "mail"), named(Some("acme"), "eu/mail"), named(None, "acme/eu/mail")];
+    for mine in &all {
+        let _ = first(&ledger, mine).await;
+        intervene(&ledger, mine, Intervention::Kill).await.unwrap();
+        assert_eq!(mine.identity.to_string(), all[0].identity.to_string());
+    }
+    let audit = ledger.audit(10).await.unwrap();
+    let of: Vec<_> = audit.into_iter().rev().filter_map(|row| row.of).collect();
+    assert_eq!(of, all.map(|mine| mine.identity));
+}
+
 /// What an intervention does not fit is a conflict that says so; nothing is changed and nothing is audited.
 pub async fn interventions_that_do_not_fit_are_refused(harness: &impl Harness) {
     let ledger = open(harness).await;
@@ -89,6 +110,36 @@ pub async fn interventions_that_do_not_fit_are_refused(harness: &impl Harness) {
     assert!(ledger.audit(10).await.unwrap().is_empty());
 }
 
+/// Somebody looks at a dead letter. Another operator redrives it, and it dies again, perhaps of something else. What the
+/// first one wanted to do with it is refused.
+pub async fn t390_an_intervention_changes_only_what_was_looked_at(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    let mine = claim("e", lease());
+    let grant = first(&ledger, &mine).await;
+    settled(&ledger, &mine, &grant, dead()).await;
+    let looked_at = there(&ledger, &mine).await.token;
+    intervene(&ledger, &mine, Intervention::Redrive).await.unwrap();
+    let again = another(&mine);
+    let grant = first(&ledger, &again).await;
+    settled(&ledger, &again, &grant, dead()).await;
+    let before = there(&ledger, &mine).await;
+    assert_ne!(before.token, looked_at);
+    let audited = ledger.audit(10).await.unwrap().len();
+    for (what, dry_run) in
+        [Intervention::Redrive, Intervention::Drop].map(|what| [(what, true), (what, false)]).concat()
+    {
+        let late = Intervene { token: Some(looked_at), dry_run, ..intervening(&mine, what) };
+        match ledger.intervene(&late).await {
+            Err(Error::Conflict { actual, .. }) => assert!(actual.contains("changed since"), "{actual}"),
+            other => panic!("{what:?}: {other:?}"),
+        }
+    }
+    assert_eq!(there(&ledger, &mine).await, before);
+    assert_eq!(ledger.audit(10).await.unwrap().len(), audited);
+    let now = Intervene { token: Some(before.token), ..intervening(&mine, Intervention::Drop) };
+    assert_eq!(ledger.intervene(&now).await.unwrap().after.unwrap().state, State::Lost);
+}
+
 /// A dry run tells what would be and changes nothing.
 pub async fn interventions_dry_run_changes_nothing(harness: &impl Harness) {
     let ledger = open(harness).await;
@@ -98,9 +149,9 @@ pub async fn interventions_dry_run_changes_nothing(harness: &impl Harness) {
     for what in [Intervention::Release, Intervention::Kill, Intervention::Forget] {
         let mut dry = intervening(&mine, what);
         dry.dry_run = true;
-        let told = ledger.intervene(&dry).await.unwrap();
-        assert_eq!(told.before, before);
-        assert_eq!(told.after.is_none(), what == Intervention::Forget);
+        let outcome = ledger.intervene(&dry).await.unwrap();
+        assert_eq!(outcome.before, before);
+        assert_eq!(outcome.after.is_none(), what == Intervention::Forget);
     }
     assert_eq!(there(&ledger, &mine).await, before);
     assert!(ledger.audit(10).await.unwrap().is_empty());

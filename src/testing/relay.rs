@@ -169,12 +169,14 @@ pub struct OddJournal {
     hidden: Mutex<BTreeSet<u64>>,
     /// How often it was read.
     pub reads: AtomicU64,
+    /// How many events were read, by position or by aggregate.
+    pub events_read: AtomicU64,
     /// How late the answer to a candidate is, in milliseconds.
     pub lead_ms: AtomicU64,
     /// So many saves do not answer.
     pub saves_failing: AtomicU32,
     /// Whether it cannot say how far it is.
-    pub untold: AtomicBool,
+    pub no_horizon: AtomicBool,
     /// What someone else rewinds right after the next look at the relays.
     pub meddling: Mutex<Option<(RelayName, Checkpoint)>>,
 }
@@ -211,17 +213,19 @@ journal_over!(OddJournal {
             page.events.truncate(hidden);
             page.more = false;
         }
+        self.events_read.fetch_add(page.events.len() as u64, Ordering::SeqCst);
         Ok(page)
     }
     async fn read(&self, after: &Position, limit: usize) -> Result<ReadBatch> {
         self.reads.fetch_add(1, Ordering::SeqCst);
-        let mut stretch = self.inner.read(after, limit).await?;
-        if let Some(hole) = stretch.events.iter().position(|stored| self.is_hidden(stored)) {
-            stretch.events.truncate(hole);
-            stretch.next = stretch.events.last().map_or_else(|| after.clone(), |last| last.position.clone());
-            (stretch.at_hole, stretch.more) = (true, false);
+        let mut batch = self.inner.read(after, limit).await?;
+        if let Some(hole) = batch.events.iter().position(|stored| self.is_hidden(stored)) {
+            batch.events.truncate(hole);
+            batch.next = batch.events.last().map_or_else(|| after.clone(), |last| last.position.clone());
+            (batch.at_hole, batch.more) = (true, false);
         }
-        Ok(stretch)
+        self.events_read.fetch_add(batch.events.len() as u64, Ordering::SeqCst);
+        Ok(batch)
     }
     async fn find(&self, tenant: Option<&Tenant>, id: &EventId) -> Result<Option<Stored>> {
         self.inner.find(tenant, id).await
@@ -233,7 +237,7 @@ journal_over!(OddJournal {
         self.inner.sweep(settings).await
     }
     async fn horizon(&self) -> Result<(Time, Position)> {
-        if self.untold.load(Ordering::SeqCst) {
+        if self.no_horizon.load(Ordering::SeqCst) {
             return Err(Error::Unsupported("a fault the test ordered".into()));
         }
         self.inner.horizon().await

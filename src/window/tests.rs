@@ -115,16 +115,16 @@ fn limits_are_checked() {
 
 /// Hole 7: a time limit shorter than redelivery is reported at start.
 #[tokio::test]
-async fn t07_a_short_memory_is_told() {
+async fn t07_a_short_memory_is_reported() {
     let (window, _) = memory(10);
     let level = async |hours: u64| {
         let findings = window.check(Some(Duration::from_secs(hours * 3600))).await;
         findings.into_iter().find(|finding| finding.check == "window.ttl").unwrap()
     };
     assert_eq!(level(24).await.level, Level::Fine);
-    let told = level(168).await;
-    assert_eq!(told.level, Level::Warning);
-    assert!(told.message.contains("24 h") && told.message.contains("168 h"), "{}", told.message);
+    let level_of = level(168).await;
+    assert_eq!(level_of.level, Level::Warning);
+    assert!(level_of.message.contains("24 h") && level_of.message.contains("168 h"), "{}", level_of.message);
 }
 
 /// Fails the given number of times, then answers.

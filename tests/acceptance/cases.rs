@@ -59,16 +59,16 @@ async fn killed_at(test: &'static str, dedups: bool, point: &'static str) -> Str
     assert_eq!(world.entries(State::Done).await.len(), 40);
     assert_eq!(world.entries(State::Dead).await.len(), 0, "bystanders do not die");
     let (documents, again, doubled) = (store.documents(), store.sent_again(), store.doubled());
-    let told = format!(
+    let message = format!(
         "{point}, a store that {}: {documents} documents of 40 events, {again} sent again, {doubled} written again",
         if dedups { "dedups" } else { "does not dedup" },
     );
-    assert_eq!(documents, 40, "{told}");
+    assert_eq!(documents, 40, "{message}");
     // The one that died after its document was written is sent again, for sure; of the others no more than were in flight.
     let surely = usize::from(["test.after-apply", "consumer.before-settle"].contains(&point));
-    assert!((surely..=16).contains(&again), "{told}");
-    assert_eq!(doubled, if dedups { 0 } else { again }, "{told}");
-    told
+    assert!((surely..=16).contains(&again), "{message}");
+    assert_eq!(doubled, if dedups { 0 } else { again }, "{message}");
+    message
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -165,6 +165,7 @@ async fn acceptance_6_failures_are_retried_then_dead_and_a_person_brings_them_ba
         reason: "thought it was mended".into(),
         dry_run: false,
         out_of_order: false,
+        token: None,
     };
     world.ledger.intervene(&redrive).await.unwrap();
     until("dead again", || async {

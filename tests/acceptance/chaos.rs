@@ -104,6 +104,7 @@ async fn keep_alive<F: Future<Output = bool>>(
             deaths += 1;
             worker = world.spawn(knobs);
         }
+        // How often the state and the worker are looked at; nothing wakes whoever waits for both.
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     deaths
@@ -247,6 +248,7 @@ async fn t23_a_backoff_survives_a_rebalance_and_holds_back_its_successor() {
         reason: "10 is beyond repair".into(),
         dry_run: false,
         out_of_order: false,
+        token: None,
     };
     world.ledger.intervene(&skip).await.unwrap();
     assert_eq!(world.until_effects(1).await, 0);
@@ -288,6 +290,7 @@ async fn t24_a_parked_aggregate_is_redriven_while_new_events_arrive() {
         reason: "mended".into(),
         dry_run: false,
         out_of_order: false,
+        token: None,
     };
     for n in 7..=30 {
         world.publish(&[one(n)]).await;

@@ -173,7 +173,7 @@ async fn goes_on() {
     until("it is back", || async { it.window.seen(std::slice::from_ref(&it.old)).await.unwrap() == [true] })
         .await;
     it.world.publish(&events(0..100)).await;
-    until("everything is told", || async { passed(&it.handle) == 300 }).await;
+    until("everything is reported", || async { passed(&it.handle) == 300 }).await;
     println!(
         "pass_through: {unfiltered} unfiltered, 50 not remembered; (done, duplicate, window) {:?}",
         it.endings()
@@ -191,7 +191,7 @@ async fn waits() {
     assert_eq!(passed(&it.handle), 100, "nothing passes");
     assert_eq!(it.handle.progress().partitions, 1, "and the partition stays");
     it.gate.open();
-    until("everything is told", || async { passed(&it.handle) == 200 }).await;
+    until("everything is reported", || async { passed(&it.handle) == 200 }).await;
     println!("pause: (done, duplicate, window) {:?}", it.endings());
     assert_eq!(it.endings(), (100, 0, 100), "every old one was filtered");
     it.end().await;

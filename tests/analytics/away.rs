@@ -82,7 +82,7 @@ async fn a_feed_waits_for_a_model_that_is_away_at_its_start() {
     let feed = || {
         let (bus, model) = (Arc::<MemoryBus>::clone(&bus), Arc::<Away>::clone(&model));
         let mut settings = FeedSettings::new(topic.clone());
-        settings.source = Source::Debezium; // which rejects whatever is no change
+        settings.source = Source::Debezium; // which rejects whatever is not a change
         Feed::new(bus, model, settings).unwrap()
     };
 

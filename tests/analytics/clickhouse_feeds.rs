@@ -4,7 +4,7 @@
 use hapax::Error;
 use hapax::analytics::{Block, ReadModel, Tally, Uuid};
 use hapax::backend::clickhouse::ClickHouseReadModel;
-use hapax::testing::analytics::{apply, at, change, orders, partition, rejected, topic};
+use hapax::testing::analytics::{apply, at, block, change, orders, partition, rejected, shown, topic};
 
 use crate::engine::Database;
 
@@ -21,8 +21,8 @@ async fn offset(model: &ClickHouseReadModel) -> Option<i64> {
 }
 
 async fn refused(model: &ClickHouseReadModel, of: Block) {
-    let told = model.apply(&[of]).await.unwrap_err();
-    assert!(matches!(told, Error::Schema(_)) && !told.is_retryable(), "{told:?}");
+    let error = model.apply(&[of]).await.unwrap_err();
+    assert!(matches!(error, Error::Schema(_)) && !error.is_retryable(), "{error:?}");
 }
 
 /// What another feed still writes when a partition was taken over, however much, moves nothing back.
@@ -85,7 +85,7 @@ async fn t332_a_feed_does_not_go_on_in_a_table_that_was_made_anew() {
     model.expect(&topic(), 1).await.unwrap();
     apply(&model, upto(0..10)).await;
     database.sql("DROP TABLE DB.data_records SYNC");
-    let count = async || model.tally(&orders(), &Tally::default()).await.map(|told| told.groups[0].count);
+    let count = async || model.tally(&orders(), &Tally::default()).await.map(|tally| tally.groups[0].count);
     assert!(matches!(count().await, Err(Error::Schema(_))));
     assert_eq!(count().await.unwrap(), 0, "the question has made it anew");
     for n in 10..13 {
@@ -125,4 +125,39 @@ async fn t332_another_feed_gives_a_new_table_no_place() {
     database.sql("DROP TABLE DB.data_records SYNC");
     assert!(matches!(asked.last_sync_at(Uuid::nil()).await, Err(Error::Schema(_))));
     refused(&asked, upto(10..11)).await;
+}
+
+/// The position in PostgreSQL's log is a column for people who look. The seq decides: of two versions the higher one counts,
+/// whichever position it has, and a row of the journal has none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t46_log_positions_are_kept_and_decide_nothing() {
+    let database = Database::new();
+    let model = database.model();
+    let at_lsn = |seq, lsn, json| {
+        let mut of = change(1, seq, json);
+        of.lsn = lsn;
+        of
+    };
+    for of in [at_lsn(1, 900, Some("{}")), at_lsn(3, 100, Some(r#"{"n":3}"#)), at_lsn(2, 950, None)] {
+        apply(&model, block([of])).await;
+    }
+    assert_eq!(shown(&model).await, [(1, 3, r#"{"n":3}"#.to_owned())]);
+    apply(&model, block([change(2, 1, Some("{}"))])).await;
+    let kept = "SELECT record_id, _lsn FROM DB.data_records FINAL WHERE module != '' ORDER BY record_id";
+    let ids = [1, 2].map(Uuid::from_u128);
+    assert_eq!(database.sql(kept), format!("{}\t100\n{}\t0", ids[0], ids[1]));
+}
+
+/// A table of an earlier build gets the column that it lacks from whoever may make tables; others say so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_table_without_log_positions_gets_them() {
+    let database = Database::new();
+    apply(&database.model(), block([change(1, 1, Some("{}"))])).await;
+    database.sql("ALTER TABLE DB.data_records DROP COLUMN _lsn");
+    let existing = ClickHouseReadModel::open_existing(&database.url()).unwrap();
+    let error = existing.partitions().await.unwrap_err();
+    assert!(matches!(&error, Error::Schema(error) if error.contains("`hapax serve` adds it")), "{error:?}");
+    apply(&database.model(), block([change(2, 1, Some("{}"))])).await;
+    assert_eq!(shown(&existing).await.len(), 2);
+    assert_eq!(database.sql("SELECT sum(_lsn), count() FROM DB.data_records WHERE module != ''"), "0\t2");
 }

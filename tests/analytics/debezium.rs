@@ -26,16 +26,17 @@ fn orders() -> ModuleSlug {
     ModuleSlug::new("orders").unwrap()
 }
 
-struct World {
+/// A topic as Debezium writes it, and a read model that is fed from it.
+struct TopicAndModel {
     bus: Arc<MemoryBus>,
     model: Arc<MemoryReadModel>,
 }
 
-impl World {
+impl TopicAndModel {
     async fn new() -> Self {
         let bus = Arc::new(MemoryBus::default());
         bus.create_topic(&topic(), TopicSettings::new(1)).await.unwrap();
-        World { bus, model: Arc::default() }
+        TopicAndModel { bus, model: Arc::default() }
     }
 
     fn feed(&self) -> (FeedHandle, JoinHandle<hapax::Result<FeedProgress>>) {
@@ -89,7 +90,7 @@ fn pulse(last: Option<u32>, second: u32) -> Value {
     json!({"op": op, "before": last.map(row), "after": row(second), "source": {"schema": "hapax", "table": "record_pulse"}})
 }
 
-async fn reaches(world: &World, tenant: u128, second: u32) {
+async fn reaches(world: &TopicAndModel, tenant: u128, second: u32) {
     let wanted = Time::parse(&at(second)).unwrap();
     until("lastSyncAt moves", async || world.synced(tenant).await == Some(wanted)).await;
 }
@@ -98,24 +99,30 @@ async fn reaches(world: &World, tenant: u128, second: u32) {
 /// started again.
 #[tokio::test]
 async fn t54_a_truncate_stops_the_feed_and_asks_for_a_rebuild() {
-    let world = World::new().await;
+    let world = TopicAndModel::new().await;
     world.publish(&message("c", Value::Null, row(TENANT, 1, 1))).await;
     world.publish(&pulse(None, 1)).await;
     let (handle, running) = world.feed();
     reaches(&world, TENANT, 1).await;
     world.publish(&message("t", Value::Null, Value::Null)).await;
-    let told = running.await.unwrap().unwrap_err();
-    assert!(!told.is_retryable());
-    let told = told.to_string();
+    let error = running.await.unwrap().unwrap_err();
+    assert!(!error.is_retryable());
+    let text = error.to_string();
     assert!(
-        told.contains("module orders") && told.contains("truncated") && told.contains("hapax cdc apply"),
-        "{told}"
+        text.contains("module orders") && text.contains("truncated") && text.contains("hapax cdc apply"),
+        "{text}"
     );
     drop(handle);
 
     world.publish(&message("c", Value::Null, row(TENANT, 2, 1))).await;
     world.publish(&pulse(Some(1), 2)).await;
     assert!(world.feed().1.await.unwrap().is_err(), "again");
+    let noted: Vec<_> =
+        world.model.rejected(9).await.unwrap().into_iter().map(|entry| entry.rejected).collect();
+    assert!(
+        matches!(&noted[..], [one] if one.tenant.is_none() && one.reason.contains("truncated") && one.payload.is_empty()),
+        "whoever asks the model is told, once: {noted:?}"
+    );
     assert_eq!((world.seq(TENANT, 1).await, world.seq(TENANT, 2).await), (Some(1), None));
     assert_eq!(
         world.synced(TENANT).await,
@@ -127,7 +134,7 @@ async fn t54_a_truncate_stops_the_feed_and_asks_for_a_rebuild() {
 /// A replication slot that was made anew leaves out what was written between. The next pulse says which one came before it.
 #[tokio::test]
 async fn t53_a_gap_between_two_pulses_holds_everybody_back() {
-    let world = World::new().await;
+    let world = TopicAndModel::new().await;
     let (handle, running) = world.feed();
     for (last, second) in [(None, 1), (Some(1), 2), (Some(2), 3)] {
         world.publish(&pulse(last, second)).await;
@@ -168,7 +175,7 @@ fn snapshot_pulse(second: u32) -> Value {
 }
 
 /// Publishes pulses, then waits until the last of them is read: how far the model says it is, and why not further.
-async fn told(world: &World, pulses: &[Value]) -> (Option<Time>, Vec<String>) {
+async fn outcome_of(world: &TopicAndModel, pulses: &[Value]) -> (Option<Time>, Vec<String>) {
     let (handle, running) = world.feed();
     for pulse in pulses {
         world.publish(pulse).await;
@@ -184,8 +191,8 @@ async fn told(world: &World, pulses: &[Value]) -> (Option<Time>, Vec<String>) {
 /// The connector streamed for long before it was told of this topic: nothing of that is in it.
 #[tokio::test]
 async fn t328_a_topic_without_a_beginning_is_never_complete() {
-    let world = World::new().await;
-    let (synced, reasons) = told(&world, &[pulse(Some(9), 10), pulse(Some(10), 11)]).await;
+    let world = TopicAndModel::new().await;
+    let (synced, reasons) = outcome_of(&world, &[pulse(Some(9), 10), pulse(Some(10), 11)]).await;
     assert_eq!(synced, None, "{reasons:?}");
     assert!(reasons.len() == 1 && reasons[0].contains("the beginning is missing"), "{reasons:?}");
 }
@@ -194,7 +201,7 @@ async fn t328_a_topic_without_a_beginning_is_never_complete() {
 #[tokio::test]
 async fn t328_a_snapshot_that_was_cut_off_is_never_complete() {
     for restart in [false, true] {
-        let world = World::new().await;
+        let world = TopicAndModel::new().await;
         world.publish(&snapshot_pulse(5)).await;
         world.publish(&message("r", Value::Null, row(TENANT, 1, 1))).await;
         if restart {
@@ -203,21 +210,21 @@ async fn t328_a_snapshot_that_was_cut_off_is_never_complete() {
             handle.stop();
             running.await.unwrap().unwrap();
         }
-        let (synced, reasons) = told(&world, &[snapshot_pulse(20), pulse(Some(20), 21)]).await;
+        let (synced, reasons) = outcome_of(&world, &[snapshot_pulse(20), pulse(Some(20), 21)]).await;
         assert_eq!(synced, None, "{reasons:?}");
         assert!(reasons.len() == 1 && reasons[0].contains("was cut off"), "{reasons:?}");
     }
     // One that was not cut off is: its stream follows.
-    let world = World::new().await;
-    let (synced, reasons) = told(&world, &[snapshot_pulse(5), pulse(Some(5), 6)]).await;
+    let world = TopicAndModel::new().await;
+    let (synced, reasons) = outcome_of(&world, &[snapshot_pulse(5), pulse(Some(5), 6)]).await;
     assert_eq!((synced, reasons), (Some(Time::parse(&at(6)).unwrap()), vec![]));
 }
 
 /// The database was put back, or a standby that lacked the last writes took over.
 #[tokio::test]
 async fn t328_a_past_that_was_put_back_is_noticed() {
-    let world = World::new().await;
-    let (synced, reasons) = told(&world, &[pulse(None, 10), pulse(Some(8), 30)]).await;
+    let world = TopicAndModel::new().await;
+    let (synced, reasons) = outcome_of(&world, &[pulse(None, 10), pulse(Some(8), 30)]).await;
     assert_eq!(synced, Some(Time::parse(&at(10)).unwrap()));
     assert!(reasons.len() == 1 && reasons[0].contains("changes before it are missing"), "{reasons:?}");
 }
@@ -225,17 +232,17 @@ async fn t328_a_past_that_was_put_back_is_noticed() {
 /// Another topic of the same database has more partitions: its pulses are here too, and say nothing of this one.
 #[tokio::test]
 async fn t329_the_pulses_of_another_topic_are_passed_by() {
-    let world = World::new().await;
+    let world = TopicAndModel::new().await;
     let mut other = pulse(None, 40);
     other["after"]["partitions"] = 6.into();
-    let (synced, reasons) = told(&world, &[pulse(None, 1), other, pulse(Some(1), 2)]).await;
+    let (synced, reasons) = outcome_of(&world, &[pulse(None, 1), other, pulse(Some(1), 2)]).await;
     assert_eq!((synced, reasons), (Some(Time::parse(&at(2)).unwrap()), vec![]));
 }
 
 /// A change that cannot be read holds its tenant back, and nobody else.
 #[tokio::test]
 async fn a_broken_message_holds_its_tenant_back() {
-    let world = World::new().await;
+    let world = TopicAndModel::new().await;
     let (handle, running) = world.feed();
     world.publish(&pulse(None, 1)).await;
     reaches(&world, OTHER, 1).await;
@@ -257,7 +264,7 @@ async fn a_broken_message_holds_its_tenant_back() {
 /// repeated, they give the same rows.
 #[tokio::test]
 async fn journal_and_debezium_feed_one_model_in_any_order() {
-    let world = World::new().await;
+    let world = TopicAndModel::new().await;
     let event = |kind: &str, id: u128, seq: u64| {
         let mut body = row(TENANT, id, seq);
         let (module, aggregate) = ("orders", format!("orders/{}", Uuid::from_u128(id)));
@@ -313,4 +320,25 @@ async fn journal_and_debezium_feed_one_model_in_any_order() {
     assert_eq!(seqs, [(1, 4)]);
     handle.stop();
     running.await.unwrap().unwrap();
+}
+
+/// Where PostgreSQL's log has a change is kept for people who look. A position that is missing or strange is none: it must not
+/// keep a change from being read.
+#[test]
+fn the_position_in_the_log_is_kept_and_rejects_nothing() {
+    let read = |lsn: Value| {
+        let mut value = message("c", Value::Null, row(TENANT, 1, 1));
+        value["source"]["lsn"] = lsn;
+        let record = Record { payload: Some(Bytes::from(value.to_string())), ..Record::default() };
+        let received = hapax::bus::Received::new(record, hapax::event::Origin::new(topic(), 0, 0));
+        match Source::Debezium.read(&received, 1) {
+            Ok(hapax::analytics::Input::Change(change)) => change.lsn,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(read(json!(28_930_176)), 28_930_176);
+    assert_eq!(read(json!(u64::MAX)), u64::MAX);
+    for strange in [Value::Null, json!("0/1B96F80"), json!(-1), json!({"a": [1]})] {
+        assert_eq!(read(strange.clone()), 0, "{strange}");
+    }
 }

@@ -21,11 +21,11 @@ use hapax::relay::{Relay, RelayHandle};
 use hapax::{Error, RelayName, Tenant, Time, Topic};
 use tokio::task::JoinHandle;
 
-use crate::support::wait::until;
+use crate::support::wait::{until, until_so};
 
-const PARTITIONS: i32 = 3;
+pub const PARTITIONS: i32 = 3;
 
-fn topic() -> Topic {
+pub fn topic() -> Topic {
     Topic::new("records").unwrap()
 }
 
@@ -33,7 +33,7 @@ fn orders() -> ModuleSlug {
     ModuleSlug::new("orders").unwrap()
 }
 
-fn tenants() -> [Option<Tenant>; 3] {
+pub fn tenants() -> [Option<Tenant>; 3] {
     [None, Some(1), Some(2)]
         .map(|number| number.map(|number| Tenant::new(Uuid::from_u128(number).to_string()).unwrap()))
 }
@@ -43,11 +43,11 @@ fn payload(json: &str) -> Payload {
 }
 
 /// Records in a file, published to a bus that lasts as long as the test.
-struct Source {
+pub struct Source {
     dir: tempfile::TempDir,
     journal: SqliteJournal,
     records: SqliteRecords,
-    bus: Arc<dyn Bus>,
+    pub bus: Arc<dyn Bus>,
 }
 
 impl Source {
@@ -56,7 +56,7 @@ impl Source {
         Source::on(Arc::new(bus)).await
     }
 
-    async fn on(bus: Arc<dyn Bus>) -> Self {
+    pub async fn on(bus: Arc<dyn Bus>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         bus.create_topic(&topic(), TopicSettings::new(PARTITIONS)).await.unwrap();
         let journal = SqliteJournal::open(dir.path().join("journal.db"), JournalSettings::default()).unwrap();
@@ -83,6 +83,16 @@ impl Source {
         Running { task: tokio::spawn(relay.run()), stop: Stop::Relay(stop) }
     }
 
+    /// Publishes everything, and pulses after it.
+    pub async fn publish(&self) {
+        let (relay, last) = (self.relay(), self.journal.stat().await.unwrap().last.unwrap());
+        let Stop::Relay(handle) = &relay.stop else { panic!("a relay has the handle of one") };
+        until_so("everything is published", || handle.progress().position >= last).await;
+        let pulses = handle.progress().pulses;
+        until_so("a pulse follows", || handle.progress().pulses > pulses + 1).await;
+        relay.end().await;
+    }
+
     fn feed(&self, model: Arc<dyn ReadModel>) -> Running<FeedProgress> {
         let mut settings = FeedSettings::new(topic());
         settings.linger = Duration::from_millis(5);
@@ -97,7 +107,7 @@ impl Source {
     }
 
     /// Everything that the source has of a tenant.
-    async fn all(&self, tenant: Option<&Tenant>) -> Vec<Record> {
+    pub async fn all(&self, tenant: Option<&Tenant>) -> Vec<Record> {
         let (mut all, mut after) = (Vec::new(), None);
         loop {
             let list = List::new(orders()).tenant(tenant.cloned()).after(after).limit(100);
@@ -137,7 +147,7 @@ impl<T> Running<T> {
     }
 }
 
-async fn listed(model: &Arc<dyn ReadModel>, tenant: Option<&Tenant>) -> (Vec<Record>, Option<Time>) {
+pub async fn listed(model: &Arc<dyn ReadModel>, tenant: Option<&Tenant>) -> (Vec<Record>, Option<Time>) {
     let analytics = Analytics::new(Arc::clone(model), tenant).unwrap();
     let (mut all, mut after, mut synced) = (Vec::new(), None, None);
     loop {
@@ -171,10 +181,10 @@ fn sqlite(path: &Path) -> Arc<dyn ReadModel> {
 }
 
 /// Whose record, the record, whether it was deleted, and the time after the acknowledgement.
-type Acknowledged = Arc<Mutex<Vec<(Option<Tenant>, Record, bool, Time)>>>;
+pub type Acknowledged = Arc<Mutex<Vec<(Option<Tenant>, Record, bool, Time)>>>;
 
 /// Creates, updates and deletes, and tells each write with the time after it was acknowledged.
-async fn write(source: Arc<Source>, tenant: Option<Tenant>, count: usize, acknowledged: Acknowledged) {
+pub async fn write(source: Arc<Source>, tenant: Option<Tenant>, count: usize, acknowledged: Acknowledged) {
     let mut live: Vec<Record> = Vec::new();
     for n in 0..count {
         let json = format!(r#"{{"n":{n},"amount":{n}.25}}"#);
@@ -432,7 +442,7 @@ async fn a_broken_change_holds_its_tenant_back_and_nobody_else() {
     relay.end().await;
 }
 
-/// What retention removed before it was read is no secret.
+/// What retention removed before it was read is reported.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_removed_before_it_was_read_holds_everybody_back() {
     let dir = tempfile::tempdir().unwrap();
@@ -456,8 +466,8 @@ async fn what_was_removed_before_it_was_read_holds_everybody_back() {
     let (relay, feed) = (source.relay(), source.feed(Arc::clone(&other)));
     until("noticed", async || other.rejected(10).await.unwrap().len() == PARTITIONS as usize).await;
     until("read from the beginning", async || listed(&other, None).await.0.contains(&first)).await;
-    let told = other.rejected(1).await.unwrap().remove(0).rejected.reason;
-    assert!(told.contains("were gone before they were read"), "{told}");
+    let reason = other.rejected(1).await.unwrap().remove(0).rejected.reason;
+    assert!(reason.contains("were gone before they were read"), "{reason}");
     feed.end().await;
     relay.end().await;
 }
@@ -474,10 +484,10 @@ async fn a_reader_waits_for_its_own_write() {
         let query = analytics.records("orders").unwrap().after(ReadToken::of(&record)).wait(wait);
         query.list(ListPage::default())
     };
-    let told = ask(Duration::ZERO).await.unwrap_err();
+    let error = ask(Duration::ZERO).await.unwrap_err();
     assert!(
-        matches!(&told, Error::Conflict { actual, .. } if actual.contains("the record is not there")),
-        "{told:?}"
+        matches!(&error, Error::Conflict { actual, .. } if actual.contains("the record is not there")),
+        "{error:?}"
     );
     let feed = source.feed(Arc::clone(&model));
     let answer = ask(Duration::from_secs(120)).await.unwrap();

@@ -5,6 +5,8 @@
 mod away;
 #[cfg(feature = "clickhouse")]
 mod clickhouse_feeds;
+#[cfg(feature = "clickhouse")]
+mod crash;
 mod debezium;
 #[cfg(feature = "clickhouse")]
 mod engine;
@@ -13,9 +15,14 @@ mod mutants;
 #[cfg(feature = "clickhouse")]
 mod on_clickhouse;
 mod pausing;
+#[cfg(feature = "clickhouse")]
+mod rebuild;
+mod stale;
 #[path = "../support/mod.rs"]
 mod support;
 mod verify;
+#[cfg(feature = "clickhouse")]
+mod verify_clickhouse;
 
 use async_trait::async_trait;
 use hapax::backend::sqlite::SqliteReadModel;

@@ -24,24 +24,24 @@ fn partition(number: i32) -> Partition {
 }
 
 /// What the feed told its subscriber, in words.
-type Told = Arc<Mutex<Vec<String>>>;
+type Calls = Arc<Mutex<Vec<String>>>;
 
 /// A bus whose group does what the test says.
 struct Scripted {
     bus: MemoryBus,
     events: Mutex<Option<mpsc::UnboundedReceiver<BusEvent>>>,
-    told: Told,
+    calls: Calls,
 }
 
 struct Member {
     events: mpsc::UnboundedReceiver<BusEvent>,
-    told: Told,
+    calls: Calls,
 }
 
 impl Member {
     fn note(&self, what: &str, of: &[Assignment]) {
         let numbers: Vec<_> = of.iter().map(|one| one.partition.number).collect();
-        self.told.lock().unwrap().push(format!("{what} {numbers:?}"));
+        self.calls.lock().unwrap().push(format!("{what} {numbers:?}"));
     }
 }
 
@@ -85,7 +85,7 @@ impl Bus for Scripted {
     }
     async fn subscribe(&self, _: Subscription) -> Result<Box<dyn Subscriber>> {
         let events = self.events.lock().unwrap().take().expect("one feed subscribes");
-        Ok(Box::new(Member { events, told: Arc::clone(&self.told) }))
+        Ok(Box::new(Member { events, calls: Arc::clone(&self.calls) }))
     }
     async fn create_topic(&self, topic: &Topic, settings: TopicSettings) -> Result<bool> {
         self.bus.create_topic(topic, settings).await
@@ -107,7 +107,7 @@ impl Bus for Scripted {
 /// A feed of a few bytes, and what its group does.
 struct Stage {
     group: mpsc::UnboundedSender<BusEvent>,
-    told: Told,
+    calls: Calls,
     feed: FeedHandle,
     running: tokio::task::JoinHandle<Result<FeedProgress>>,
 }
@@ -115,14 +115,14 @@ struct Stage {
 impl Stage {
     async fn new(linger: Duration) -> Self {
         let (group, events) = mpsc::unbounded_channel();
-        let told = Told::default();
+        let calls = Calls::default();
         let bus = MemoryBus::default();
         bus.create_topic(&topic(), TopicSettings::new(2)).await.unwrap();
-        let bus = Scripted { bus, events: Mutex::new(Some(events)), told: Arc::clone(&told) };
+        let bus = Scripted { bus, events: Mutex::new(Some(events)), calls: Arc::clone(&calls) };
         let mut settings = FeedSettings::new(topic());
         (settings.buffer_bytes_max, settings.linger) = (100, linger);
         let feed = Feed::new(Arc::new(bus), Arc::new(MemoryReadModel::default()), settings).unwrap();
-        Stage { group, told, feed: feed.handle(), running: tokio::spawn(feed.run()) }
+        Stage { group, calls, feed: feed.handle(), running: tokio::spawn(feed.run()) }
     }
 
     fn assign(&self, number: i32) -> Assignment {
@@ -139,7 +139,7 @@ impl Stage {
     }
 
     async fn hears(&self, expected: &[&str]) {
-        until(&format!("it says {expected:?}"), async || *self.told.lock().unwrap() == expected).await;
+        until(&format!("it says {expected:?}"), async || *self.calls.lock().unwrap() == expected).await;
     }
 
     async fn end(self) {

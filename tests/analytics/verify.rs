@@ -17,7 +17,7 @@ use hapax::testing::analytics as suite;
 use hapax::{Tenant, Time};
 
 /// Records, and a read model that was fed from them.
-struct World {
+struct FedModel {
     dir: tempfile::TempDir,
     records: SqliteRecords,
     model: Arc<SqliteReadModel>,
@@ -31,7 +31,7 @@ fn payload(n: u128) -> Payload {
     Payload::new(format!(r#"{{"n":{n},"text":"some text of record {n}","amount":12.50}}"#)).unwrap()
 }
 
-impl World {
+impl FedModel {
     /// So many records, every third of a tenant; the model has them all.
     async fn of(count: u128) -> Self {
         let dir = tempfile::tempdir().unwrap();
@@ -49,7 +49,7 @@ impl World {
         };
         tokio::task::spawn_blocking(write).await.unwrap();
         let model = Arc::new(SqliteReadModel::open(dir.path().join("reads.db")).unwrap());
-        let world = World { dir, records, model };
+        let world = FedModel { dir, records, model };
         world.feed().await;
         world.pulse().await;
         world
@@ -89,7 +89,7 @@ impl World {
     async fn verify_with_pulses(&self) -> Verified {
         let pulses = async {
             loop {
-                tokio::time::sleep(Duration::from_millis(100)).await;
+                tokio::time::sleep(Duration::from_millis(100)).await; // how often a relay pulses, not a wait
                 self.pulse().await;
             }
         };
@@ -148,7 +148,7 @@ fn found(verified: &Verified) -> Vec<(Name, Difference)> {
 /// One letter of one of 20,000 payloads, changed in the file.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_changed_byte_among_many_rows_is_named() {
-    let world = World::of(20_000).await;
+    let world = FedModel::of(20_000).await;
     let equal = world.verify(Duration::from_secs(30)).await;
     assert_eq!(found(&equal), []);
     assert_eq!((equal.source.total().records, equal.moving), (20_000, 0));
@@ -161,10 +161,10 @@ async fn one_changed_byte_among_many_rows_is_named() {
     assert_eq!(differing.count(), 1, "one bucket differs");
 }
 
-/// The same value in other bytes is no difference; what is no JSON any more, or no UTF-8, is one.
+/// The same value in other bytes is not a difference; what is not JSON any more, or not UTF-8, is one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn values_are_compared_and_not_bytes() {
-    let world = World::of(30).await;
+    let world = FedModel::of(30).await;
     let same = r#"UPDATE hapax_read_row SET payload = '{ "amount": 1.25e1, "text": "some text of record 20", "n": 20 }' WHERE id = ?1"#;
     world.change(same, 20);
     assert_eq!(found(&world.verify(Duration::from_secs(30)).await), []);
@@ -178,7 +178,7 @@ async fn values_are_compared_and_not_bytes() {
 /// A lost row, a lost update, a lost deletion, a ghost and a version that was never written.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_lost_or_was_never_written_is_named() {
-    let world = World::of(50).await;
+    let world = FedModel::of(50).await;
     world.change("DELETE FROM hapax_read_row WHERE id = ?1", 1);
     let update = |n: u128| {
         Update::new(orders(), Uuid::from_u128(n), 1, Payload::new(r#"{"new":true}"#).unwrap())
@@ -213,7 +213,7 @@ async fn what_is_lost_or_was_never_written_is_named() {
 /// Writes go on all the time, and the model follows them late.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_in_motion_is_not_reported() {
-    let world = Arc::new(World::of(200).await);
+    let world = Arc::new(FedModel::of(200).await);
     let writing = {
         let world = Arc::clone(&world);
         async move {
@@ -229,7 +229,7 @@ async fn what_is_in_motion_is_not_reported() {
                     changes.push(change_of(name(n).tenant, record));
                 }
                 let before = Time::from_micros(world.records.now().await.unwrap().as_micros());
-                tokio::time::sleep(Duration::from_millis(20)).await;
+                tokio::time::sleep(Duration::from_millis(20)).await; // how far the model lags behind
                 world.apply(changes).await;
                 let mut block = Block::new(partition(), 1, 0..1);
                 block.pulse = Some(before);
@@ -248,7 +248,7 @@ async fn what_is_in_motion_is_not_reported() {
 /// `--since` goes by the time of the write, so a changed time is a changed row.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn t353_a_changed_time_of_a_row_is_named() {
-    let world = World::of(30).await;
+    let world = FedModel::of(30).await;
     world.change("UPDATE hapax_read_row SET updated_at = updated_at - 1000000 WHERE id = ?1", 5);
     world.change("UPDATE hapax_read_row SET created_at = created_at + 1 WHERE id = ?1", 6);
     let verified = world.verify_with_pulses().await;
@@ -257,4 +257,26 @@ async fn t353_a_changed_time_of_a_row_is_named() {
         found(&verified).into_iter().collect::<std::collections::BTreeMap<_, _>>(),
         [corrupt(5), corrupt(6)].into()
     );
+}
+
+/// A wait that is shorter than the time between two pulses does not make a ghost late: the model follows, so its next
+/// pulse decides. Of a model that stands still nothing more is known.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_short_wait_lasts_until_the_next_pulse() {
+    let world = FedModel::of(30).await;
+    world.change("UPDATE hapax_read_row SET id = x'000000000000000000000000000000ff' WHERE id = ?1", 4);
+    world.pulse().await;
+    let pulses = async {
+        loop {
+            // The time between two pulses, which must be longer than the wait of the comparison below.
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            world.pulse().await;
+        }
+    };
+    let verified = tokio::select! {
+        verified = world.verify(Duration::from_millis(1)) => verified,
+        () = pulses => unreachable!(),
+    };
+    let kinds: Vec<_> = verified.differences.values().map(Difference::kind).collect();
+    assert_eq!(kinds, ["loss", "ghost"], "{:?}", verified.differences);
 }

@@ -67,7 +67,7 @@ async fn everything_is_there_after_reopening() {
     bus.create_topic(&topic(), TopicSettings::new(1)).await.unwrap();
     publish(&bus, &records(3, 10)).await;
     let mut member = bus.subscribe(Subscription::new("g", [topic()]).unwrap()).await.unwrap();
-    let BusEvent::Assigned(given) = member.next().await.unwrap() else { panic!("a gift comes first") };
+    let BusEvent::Assigned(given) = member.next().await.unwrap() else { panic!("an assignment comes first") };
     member.commit(&[(given[0].clone(), 2)]).await.unwrap().remove(0).unwrap();
     member.leave().await.unwrap();
     drop(bus);
@@ -231,7 +231,7 @@ async fn errors_say_what_to_do() {
         .unwrap();
     let error = EmbeddedBus::open(&text).unwrap_err();
     assert!(error.to_string().contains("not an SQLite database"), "{error}");
-    assert!(EmbeddedBus::open("").unwrap_err().to_string().contains("MemoryBus"));
+    assert!(EmbeddedBus::open("").unwrap_err().to_string().contains("it needs a name"));
     let ledger = dir.path().join("ledger.db");
     drop(hapax::backend::sqlite::SqliteLedger::open(&ledger, hapax::ledger::Settings::default()).unwrap());
     let error = EmbeddedBus::open(&ledger).unwrap_err();
@@ -269,12 +269,12 @@ async fn a_clock_that_is_set_back_keeps_no_dead_alive() {
     let mut subscription = Subscription::new("g", [topic()]).unwrap();
     subscription.session_timeout = Duration::from_millis(400); // beats every 100 ms
     let mut dead = still.subscribe(subscription.clone()).await.unwrap();
-    let BusEvent::Assigned(before) = dead.next().await.unwrap() else { panic!("a gift comes first") };
+    let BusEvent::Assigned(before) = dead.next().await.unwrap() else { panic!("an assignment comes first") };
     still.silence(true);
     // Its last sign of life lies an hour ahead of what the clock says now.
     let mut member = bus.subscribe(subscription).await.unwrap();
     let heard = tokio::time::timeout(Duration::from_mins(1), member.next()).await.expect("an heir");
-    let BusEvent::Assigned(given) = heard.unwrap() else { panic!("a gift comes first") };
+    let BusEvent::Assigned(given) = heard.unwrap() else { panic!("an assignment comes first") };
     assert_eq!(given[0].partition, partition(0));
     still.silence(false);
     assert_eq!(dead.next().await.unwrap(), BusEvent::Lost(before));

@@ -69,9 +69,13 @@ caught!(
     BusMutant::AnyPartition,
     [publish::b12_a_partition_that_is_not_there_is_an_error]
 );
-caught!(untold_losses_are_caught, BusMutant::LostUntold, [members::b7_a_silent_member_loses_its_partitions]);
+caught!(
+    unreported_losses_are_caught,
+    BusMutant::LostUnreported,
+    [members::b7_a_silent_member_loses_its_partitions]
+);
 caught!(
     telling_of_removed_records_late_is_caught,
     BusMutant::RemovedLate,
-    [consume::b13_what_was_removed_is_told_before_what_lies_behind_it]
+    [consume::b13_what_was_removed_is_reported_before_what_lies_behind_it]
 );

@@ -16,7 +16,7 @@ use hapax::bus::{
     Assignment, Bus, BusEvent, Capabilities, Partition, Record, Subscriber, Subscription, TopicInfo,
     TopicSettings,
 };
-use hapax::consumer::{Consumer, ConsumerBuilder, Failed, OutagePolicy, leased};
+use hapax::consumer::{Consumer, ConsumerBuilder, Failed, OutagePolicy, Passed, leased};
 use hapax::error::Result;
 use hapax::ledger::{Filter, Ledger, State};
 use hapax::{Error, Origin, Topic};
@@ -243,9 +243,9 @@ async fn t82_a_pause_or_a_resume_that_is_not_answered_is_asked_for_again() {
     assert_eq!(bus.committed("mailer", &Partition { topic, number: 0 }).await.unwrap(), Some(80));
 }
 
-/// Offsets that are refused for good are told of at once, and once; and so is their end.
+/// Offsets that are refused for good are logged at once, and once; so is their end.
 #[tokio::test]
-async fn t82_a_commit_that_is_refused_for_good_is_told_of() {
+async fn t82_a_commit_that_is_refused_for_good_is_reported_of() {
     let lines = Lines::default();
     let _guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(lines.clone()));
     let faults = Faults { commits_refused: true.into(), ..Faults::default() };
@@ -253,16 +253,38 @@ async fn t82_a_commit_that_is_refused_for_good_is_told_of() {
     let consumer = consumer(&bus).build().unwrap();
     let handle = consumer.handle();
     let running = tokio::spawn(consumer.run(leased(|_, _| async { Ok(()) })));
-    until("it is told", || lines.count("no right to commit") > 0).await;
+    until("it is logged", || lines.count("no right to commit") > 0).await;
     publish(&bus, &topic, 1..20).await;
     until("all through", || handle.progress().passed.values().sum::<u64>() == 20).await;
     tokio::time::sleep(Duration::from_millis(100)).await; // twenty more commits
     assert_eq!(lines.count("no right to commit"), 1, "once: {:?}", lines.0.lock().unwrap());
     bus.1.commits_refused.store(false, Ordering::SeqCst);
-    until("its end is told", || lines.count("committed again") == 1).await;
+    until("its end is logged", || lines.count("committed again") == 1).await;
     handle.stop();
     running.await.unwrap().unwrap();
     assert_eq!(bus.committed("mailer", &Partition { topic, number: 0 }).await.unwrap(), Some(20));
+}
+
+/// What retention removed before it was read is logged once, with its place and its number, and counted.
+#[tokio::test]
+async fn t74_offsets_that_retention_passed_are_logged_and_counted() {
+    let lines = Lines::default();
+    let _guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(lines.clone()));
+    let (bus, topic) = world(Faults::default(), 5).await;
+    let partition = Partition { topic: topic.clone(), number: 0 };
+    for (read, logged) in [(5, 0), (2, 1)] {
+        let consumer = consumer(&bus).build().unwrap();
+        let handle = consumer.handle();
+        let running = tokio::spawn(consumer.run(leased(|_, _| async { Ok(()) })));
+        until("what is there", || handle.progress().passed.get(&Passed::Done) == Some(&read)).await;
+        handle.stop();
+        running.await.unwrap().unwrap();
+        assert_eq!(lines.count("retention removed records"), logged, "{:?}", lines.0.lock().unwrap());
+        publish(&bus, &topic, 5..10).await;
+        bus.0.remove_below(&partition, 8).unwrap();
+    }
+    assert_eq!(lines.count("WARN message=retention removed records before they were read"), 1);
+    assert_eq!(lines.count("partition=orders[0] from=5 to=8 count=3"), 1, "{:?}", lines.0.lock().unwrap());
 }
 
 /// A bus that goes back without saying so is not believed: nothing is dropped in silence.
@@ -387,7 +409,7 @@ async fn t96_a_stop_does_not_wait_for_a_ledger_that_stands_still() {
     }
 }
 
-/// Claims that are in someone's way are asked for again. That is no outage: nothing is copied out, and the consumer goes on.
+/// Claims that are in someone's way are asked for again. That is not an outage: nothing is copied out, and the consumer goes on.
 #[tokio::test]
 async fn t96_contention_is_no_outage() {
     for outage in [OutagePolicy::FailFast, OutagePolicy::DeadLetter] {

@@ -194,6 +194,7 @@ async fn t122_a_redriven_record_keeps_its_bytes_while_another_member_runs_it() {
         by: "tester".to_owned(),
         reason: "the number is its id".to_owned(),
         out_of_order: false,
+        token: None,
         dry_run: false,
     };
     ledger.intervene(&redrive).await.unwrap();

@@ -323,6 +323,7 @@ async fn id_and_time_what_cannot_be_read_stops_nobody() {
         by: "tester".to_owned(),
         reason: "again".to_owned(),
         out_of_order: false,
+        token: None,
         dry_run: false,
     };
     ledger.intervene(&redrive).await.unwrap();

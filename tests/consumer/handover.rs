@@ -1,5 +1,5 @@
 //! A partition goes from one consumer to another while something of it runs: it goes at once, and nothing is lost, doubled or put
-//! out of order. What runs goes on under its claim; the next owner reads it first, meets the claim, and waits in its key's lane.
+//! out of order. What runs goes on under its claim; the next owner reads it first, meets the claim, and waits in its key's queue.
 #![cfg(all(feature = "testing", feature = "postgres", feature = "kafka"))]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

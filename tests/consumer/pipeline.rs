@@ -370,6 +370,7 @@ async fn what_is_redriven_waits_for_somebody_who_wants_it() {
         reason: "fixed".into(),
         dry_run: false,
         out_of_order: false,
+        token: None,
     };
     memory.ledger.intervene(&redrive).await.unwrap();
     let left = |handle: ConsumerHandle| async move { handle.progress().passed.get("left") == Some(&1) };
@@ -422,6 +423,7 @@ async fn t24_a_dead_head_parks_its_successors_and_a_redrive_drains_them_in_order
         reason: "fixed".into(),
         dry_run: false,
         out_of_order: false,
+        token: None,
     };
     memory.ledger.intervene(&redrive).await.unwrap();
     memory.publish(&[numbered("e-5", "order-1", 5)]).await; // a new arrival queues behind
@@ -525,14 +527,19 @@ async fn two_members_share_partitions_and_hand_over_without_running_twice() {
 #[tokio::test]
 async fn wrong_settings_are_sentences() {
     let memory = InMemory::new(1).await;
-    let told = |builder: ConsumerBuilder<Arc<MemoryLedger>>| builder.build().err().unwrap().to_string();
-    assert!(told(memory.consumer().with(|s| s.concurrency = 0)).contains("consumer.concurrency is 0"));
-    assert!(told(memory.consumer().with(|s| s.heartbeat = s.lease)).contains("heartbeat"));
-    assert!(told(memory.consumer().with(|s| s.handler_timeout = Duration::ZERO)).contains("handler_timeout"));
-    assert!(told(memory.consumer().with(|s| s.dead_topic = Some("orders".into()))).contains("dead_topic"));
-    assert!(told(memory.consumer().scope("  ")).contains("blank"));
+    let problem_of = |builder: ConsumerBuilder<Arc<MemoryLedger>>| builder.build().err().unwrap().to_string();
+    assert!(problem_of(memory.consumer().with(|s| s.concurrency = 0)).contains("consumer.concurrency is 0"));
+    assert!(problem_of(memory.consumer().with(|s| s.heartbeat = s.lease)).contains("heartbeat"));
     assert!(
-        told(Consumer::builder(memory.bus.clone(), Arc::clone(&memory.ledger)).topic("orders"))
+        problem_of(memory.consumer().with(|s| s.handler_timeout = Duration::ZERO))
+            .contains("handler_timeout")
+    );
+    assert!(
+        problem_of(memory.consumer().with(|s| s.dead_topic = Some("orders".into()))).contains("dead_topic")
+    );
+    assert!(problem_of(memory.consumer().scope("  ")).contains("blank"));
+    assert!(
+        problem_of(Consumer::builder(memory.bus.clone(), Arc::clone(&memory.ledger)).topic("orders"))
             .contains("scope")
     );
     let missing = Consumer::builder(memory.bus.clone(), Arc::clone(&memory.ledger))
@@ -577,6 +584,7 @@ async fn what_is_redriven_out_of_order_runs_as_itself() {
         by: "tester".to_owned(),
         reason: "fixed".to_owned(),
         out_of_order: true,
+        token: None,
         dry_run: false,
     };
     memory.ledger.intervene(&redrive).await.unwrap();

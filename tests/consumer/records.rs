@@ -1,4 +1,4 @@
-//! What becomes of a record on its way through the ledger and out to the dead letters: its bytes, and what is told of it.
+//! What becomes of a record on its way through the ledger and out to the dead letters: its bytes, and what is reported of it.
 #![cfg(feature = "testing")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
 
@@ -101,7 +101,7 @@ async fn a_tombstone_stays_a_tombstone() {
 
 /// What is copied because the ledger is away has all the headers of a dead letter.
 #[tokio::test]
-async fn what_was_never_claimed_is_told_like_any_dead_letter() {
+async fn what_was_never_claimed_is_reported_like_any_dead_letter() {
     let bus = bus(&[record("e", Some("{}"))]).await;
     let ledger = faulty::Faulty::default();
     ledger.faults.claims_lost.store(u32::MAX, Ordering::SeqCst);
@@ -137,7 +137,7 @@ async fn t01_a_ledger_that_failed_over_is_not_contradicted_by_its_window() {
     until("remembered", async || !window.is_empty()).await;
     again().await;
     passed("window", 1).await;
-    ledger.faults.lives.fetch_add(1, Ordering::SeqCst);
+    ledger.faults.incarnations.fetch_add(1, Ordering::SeqCst);
     again().await;
     passed("duplicate", 1).await; // the ledger was asked
     handle.stop();

@@ -215,7 +215,7 @@ async fn t89_a_stop_leaves_no_lease_of_a_claim_in_doubt() {
     until("it has its partition", || async { handle.progress().partitions == 1 }).await;
     publish(&bus, &[event("first")]).await;
     until("the ledger knows its scope", || async { !entries(&ledger, State::Done).await.is_empty() }).await;
-    proxy.lose_answer_and_refuse();
+    proxy.lose_answer_and_refuse("doubtful");
     publish(&bus, &[event("doubtful")]).await;
     until("it was granted", || async { !entries(&ledger, State::Leased).await.is_empty() }).await;
     tokio::time::sleep(Duration::from_millis(2500)).await; // it was asked again, and given up
@@ -242,7 +242,7 @@ async fn t84_after_a_kill_the_rest_runs_in_whole_batches() {
         usize::try_from(support::ask::<i64>(ledger.pool(), sql).await).unwrap()
     };
     let mut calls = Vec::new();
-    for (life, until_done) in [COUNT / 4, COUNT / 4 + 2_000, COUNT].into_iter().enumerate() {
+    for (life, more) in [COUNT / 4, 2_000, COUNT].into_iter().enumerate() {
         let called = Arc::new(AtomicU32::new(0));
         let (count, insert) =
             (Arc::clone(&called), format!("insert into {table} (id) select unnest($1::text[])"));
@@ -251,6 +251,7 @@ async fn t84_after_a_kill_the_rest_runs_in_whole_batches() {
         let handle = consumer.handle();
         let began = std::time::Instant::now();
         let before = effects().await;
+        let until_done = (before + more).min(COUNT);
         let running = tokio::spawn(consumer.run(transactional_batch::<PgLedger, _>(move |tx, events| {
             count.fetch_add(1, Ordering::SeqCst);
             let ids: Vec<_> = events.iter().map(|event| event.id.as_str().into_owned()).collect();
@@ -279,9 +280,13 @@ async fn t84_after_a_kill_the_rest_runs_in_whole_batches() {
             .await
             .unwrap();
     assert_eq!((rows, ids), (COUNT as i64, COUNT as i64));
-    // What was tried twice, 1,600 at most, comes in pieces of 12; all the rest in batches that are as large as before.
-    let (done, called) = calls[2];
-    assert!(called <= 1600 / 12 + 300 + done / 20, "{called} calls for {done} events");
+    // At most 1,600 events were under way. What one process had died of comes in whole batches; what two had died of, in
+    // pieces of 12; all the rest in batches that are as large as before. Batches are not always full, hence the 100.
+    for (life, pieces) in [(0, 0), (1, 1600 / 100), (2, 1600 / 12)] {
+        let (done, called) = calls[life];
+        assert!(done > 0, "life {life} has done nothing");
+        assert!(called <= done / 100 + pieces + 100, "life {life}: {called} calls for {done} events");
+    }
     let markers =
         ledger.markers(&Scope::new("billing").unwrap(), &topic(), &[0, 1, 2, 3, 4, 5]).await.unwrap();
     assert_eq!(markers, [], "a clean stop leaves none");

@@ -415,7 +415,7 @@ async fn t31_postgres_cut_commits_of_a_consumer_lose_and_double_nothing() {
     assert_eq!((ids, rows), (400, 400));
 }
 
-/// A handler that ignores a failed statement: PostgreSQL answers its COMMIT by a rollback that is no error. Nothing of it may
+/// A handler that ignores a failed statement: PostgreSQL answers its COMMIT by a rollback that is not an error. Nothing of it may
 /// count as done.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn postgres_an_error_that_a_handler_swallows_loses_nothing() {

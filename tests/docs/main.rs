@@ -6,3 +6,4 @@ mod support;
 mod deploy;
 mod pages;
 mod scripts;
+mod yaml;

@@ -50,7 +50,7 @@ fn decisions_are_numbered_without_gaps() {
 }
 
 /// The modules that everything is made of.
-const NAMES: [&str; 7] = ["clock", "error", "event", "id", "secret", "words", "crash_point"];
+const NAMES: [&str; 8] = ["clock", "error", "event", "exact", "id", "secret", "words", "crash_point"];
 
 /// The table in ARCHITECTURE.md: what a module (or one file of it) may import.
 fn rooms() -> BTreeMap<String, BTreeSet<String>> {
@@ -142,4 +142,27 @@ fn only_backends_name_a_driver() {
             assert!(!named, "src/{file} names {driver}");
         }
     }
+}
+
+/// Each view of the operator's page is shown in light and in dark, by pictures that do not make a clone large.
+#[test]
+fn pictures_of_the_page_are_there_and_small() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/page");
+    let page = std::fs::read_to_string(folder.with_extension("md")).unwrap();
+    let (mut bytes, mut wanted) = (0, BTreeSet::new());
+    for view in ["overview", "event", "dead", "aggregates", "retention", "doctor"] {
+        for scheme in ["light", "dark"] {
+            let name = format!("{view}-{scheme}.webp");
+            let picture = std::fs::read(folder.join(&name)).unwrap_or_else(|e| panic!("{name}: {e}"));
+            assert!(picture.starts_with(b"RIFF") && picture[8..].starts_with(b"WEBP"), "{name} is not WebP");
+            assert!(picture.len() <= 100_000, "{name} has {} bytes", picture.len());
+            assert!(page.contains(&format!("(page/{name})")), "docs/page.md does not show {name}");
+            bytes += picture.len();
+            wanted.insert(name);
+        }
+    }
+    assert!(bytes < 1_000_000, "{bytes} bytes of pictures");
+    let there = std::fs::read_dir(&folder).unwrap();
+    let there: BTreeSet<_> = there.map(|one| one.unwrap().file_name().into_string().unwrap()).collect();
+    assert_eq!(there, wanted);
 }

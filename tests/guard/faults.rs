@@ -42,7 +42,7 @@ async fn t27_a_failed_settle_is_not_a_failed_handler() {
 }
 
 #[tokio::test]
-async fn t27_success_that_cannot_be_recorded_is_told_and_never_dead() {
+async fn t27_success_that_cannot_be_recorded_is_reported_and_never_dead() {
     let ledger = Faulty::default();
     ledger.faults.settles_lost.store(u32::MAX, Ordering::SeqCst);
     let guard = Guard::builder(ledger)

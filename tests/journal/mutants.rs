@@ -106,5 +106,5 @@ caught!(
     [horizon::j14_a_horizon_holds_while_writers_run]
 );
 
-// Writers that commit late are no mistake if readers wait for them: the suite must not catch what is sound.
+// Writers that commit late are not a mistake if readers wait for them: the suite must not catch what is sound.
 hapax::journal_conformance!(late_writers, MutantJournalHarness::new(JournalMutant::WaitsAtHoles));

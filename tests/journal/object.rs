@@ -187,9 +187,9 @@ async fn a_reader_waits_for_an_append_under_way(place: Place) {
     let _ = journal.append(&append("fast", Expected::New, &["f1"])).await.unwrap();
     let other = open_watched(&store, Duration::from_mins(10)).await;
     for reader in [&journal, &other] {
-        let stretch = reader.read(&Position::START, 10).await.unwrap();
-        assert!(stretch.events.is_empty() && stretch.at_hole, "{stretch:?}");
-        assert_eq!(stretch.next, Position::START);
+        let batch = reader.read(&Position::START, 10).await.unwrap();
+        assert!(batch.events.is_empty() && batch.at_hole, "{batch:?}");
+        assert_eq!(batch.next, Position::START);
     }
     store.hold(None);
     assert_eq!(slow.await.unwrap().unwrap().placed[0].seq, 1);
@@ -252,10 +252,10 @@ async fn requests_are_as_documented() {
     );
     assert_eq!(journal.head(None, &aggregate("a")).await.unwrap(), 5);
     assert_eq!(store.requests(), 1, "head");
-    let stretch = journal.read(&Position::START, 100).await.unwrap();
-    assert_eq!((stretch.events.len(), store.requests()), (5, 2 + 3), "read of three appends");
-    let stretch = journal.read(&stretch.next, 100).await.unwrap();
-    assert_eq!((stretch.events.len(), store.requests()), (0, 2), "read of nothing");
+    let batch = journal.read(&Position::START, 100).await.unwrap();
+    assert_eq!((batch.events.len(), store.requests()), (5, 2 + 3), "read of three appends");
+    let batch = journal.read(&batch.next, 100).await.unwrap();
+    assert_eq!((batch.events.len(), store.requests()), (0, 2), "read of nothing");
     assert!(journal.find(None, &hapax::EventId::new("a4").unwrap()).await.unwrap().is_some());
     assert_eq!(store.requests(), 4, "find");
 }
@@ -583,7 +583,7 @@ mod late_events {
             .relay(async |progress| {
                 let passed = until(progress, |progress| progress.position > Position::START).await.position;
                 let late = scene.append_late("a", "a1").await;
-                assert!(late < passed, "{late} is no late event: the relay is at {passed}");
+                assert!(late < passed, "{late} is not a late event: the relay is at {passed}");
                 until(progress, |progress| progress.published == 2).await;
                 scene.append("a", "a2").await;
                 until(progress, |progress| progress.published == 3).await;
@@ -667,7 +667,7 @@ mod late_events {
         scene.must_be_published(3).await;
     }
 
-    /// What an operator gave up is no late event.
+    /// What an operator gave up is not a late event.
     #[tokio::test(flavor = "multi_thread")]
     async fn a_skipped_event_is_not_taken_for_late() {
         let scene = Scene::new(Place::directory()).await;

@@ -24,7 +24,7 @@ async fn t80_a_store_without_create_only_puts_or_order_is_refused() {
     let _ = journal.append(&append("a", Expected::New, &["a1", "a2"])).await.unwrap();
     assert_eq!(follow(&journal).await.len(), 2);
 
-    for (creates, told) in [
+    for (creates, expected) in [
         (Creates::Always, "twice"),
         (Creates::Overwrites, "wrote over"),
         (Creates::Forgets, "not there"),
@@ -35,7 +35,7 @@ async fn t80_a_store_without_create_only_puts_or_order_is_refused() {
         let server = FakeS3::new(creates).await;
         let error = open(&server).await.map(drop).expect_err("it cannot keep a journal");
         assert!(matches!(error, Error::Refused { .. } | Error::Unsupported(_)), "{creates:?}: {error}");
-        assert!(!error.is_retryable() && error.to_string().contains(told), "{creates:?}: {error}");
+        assert!(!error.is_retryable() && error.to_string().contains(expected), "{creates:?}: {error}");
         assert_eq!(
             server.names(),
             Vec::<String>::new(),

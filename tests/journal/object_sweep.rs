@@ -21,11 +21,11 @@ async fn publish_all(journal: &ObjectJournal) {
     let lead = journal.acquire_leadership(&relay, &owner, Duration::from_secs(60)).await.unwrap();
     let Leadership::Acquired { token, .. } = lead else { panic!("{lead:?}") };
     let mut checkpoint = Checkpoint::start(journal.id());
-    let mut stretch = journal.read(&Position::START, 1000).await.unwrap();
-    while !stretch.events.is_empty() || stretch.at_hole {
-        stretch = journal.read(&stretch.next, 1000).await.unwrap();
+    let mut batch = journal.read(&Position::START, 1000).await.unwrap();
+    while !batch.events.is_empty() || batch.at_hole {
+        batch = journal.read(&batch.next, 1000).await.unwrap();
     }
-    checkpoint.position = stretch.next;
+    checkpoint.position = batch.next;
     journal.save(&relay, token, &checkpoint).await.unwrap();
     journal.release_leadership(&relay, token).await.unwrap();
 }

@@ -193,8 +193,8 @@ async fn a_commit_of_the_users_own_wakes_those_who_wait() {
     assert!(!wait.is_finished(), "woken before the commit");
     tx.commit().unwrap();
     tokio::time::timeout(Duration::from_mins(1), wait).await.expect("it is woken").unwrap().unwrap();
-    let stretch = journal.read(&Position::START, 10).await.unwrap();
-    assert_eq!(stretch.next, appended.placed[0].position);
+    let batch = journal.read(&Position::START, 10).await.unwrap();
+    assert_eq!(batch.next, appended.placed[0].position);
 }
 
 #[tokio::test]
@@ -287,7 +287,7 @@ async fn a_full_disk_changes_nothing_and_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_busy_file_is_waited_for_and_then_told() {
+async fn a_busy_file_is_waited_for_and_then_refused() {
     let dir = tempfile::tempdir().unwrap();
     let journal = open(&file(&dir));
     let mut conn = shop(&file(&dir));
@@ -297,7 +297,7 @@ async fn a_busy_file_is_waited_for_and_then_told() {
     assert_eq!(journal.head(None, &aggregate("a")).await.unwrap(), 0, "reading does not wait");
     tx.commit().unwrap();
     assert_eq!(append_soon.await.unwrap().unwrap().last_seq(), 1);
-    // Whoever holds the file for ever is told of.
+    // Whoever holds the file for ever is named.
     let tx = begin(&mut conn);
     let error = journal.append(&append("a", Expected::Any, &["a2"])).await.unwrap_err();
     assert_eq!(error.code(), "contended");
@@ -335,7 +335,11 @@ async fn one_file_holds_a_journal_a_ledger_and_the_users_tables() {
     );
     assert_eq!(orders(&conn), 0);
     let findings = ledger.check().await.unwrap();
-    assert!(findings.iter().all(|finding| finding.level == hapax::ledger::Level::Fine), "{findings:?}");
+    // The file is the user's own, so its mode is theirs too.
+    let fine = |finding: &hapax::ledger::Finding| {
+        finding.level == hapax::ledger::Level::Fine || finding.check == "permissions"
+    };
+    assert!(findings.iter().all(fine), "{findings:?}");
 }
 
 #[tokio::test]
@@ -368,6 +372,6 @@ fn files_that_are_no_journal_get_a_sentence() {
         SqliteJournal::open("", JournalSettings::default())
             .unwrap_err()
             .to_string()
-            .contains("MemoryJournal")
+            .contains("it needs a name")
     );
 }

@@ -50,7 +50,7 @@ async fn given(member: &mut Box<dyn Subscriber>) -> Vec<Assignment> {
 }
 
 /// Hears records until there are so many, and what else was heard.
-async fn hear(member: &mut Box<dyn Subscriber>, count: usize) -> (Vec<Received>, Vec<BusEvent>) {
+async fn receive(member: &mut Box<dyn Subscriber>, count: usize) -> (Vec<Received>, Vec<BusEvent>) {
     let (mut records, mut rest) = (Vec::new(), Vec::new());
     while records.len() < count {
         match next(member).await {
@@ -81,7 +81,7 @@ async fn aborted_records_are_never_heard_and_markers_are_gaps() {
     let partition = Partition { topic: topic.clone(), number: 0 };
     assert_eq!(bus.range(&partition).await.unwrap(), (0, 9));
     let mut member = bus.subscribe(subscription(&group, &topic)).await.unwrap();
-    let (records, rest) = hear(&mut member, 3).await;
+    let (records, rest) = receive(&mut member, 3).await;
     let heard: Vec<_> = records.iter().map(|r| (r.origin.offset, payload(r))).collect();
     assert_eq!(heard, [(0, "a".to_owned()), (1, "b".to_owned()), (7, "c".to_owned())]);
     let [BusEvent::Assigned(assigned)] = &rest[..] else { panic!("{rest:?}") };
@@ -94,7 +94,7 @@ async fn aborted_records_are_never_heard_and_markers_are_gaps() {
     all.isolation = Isolation::Uncommitted;
     let bus = connect(all).await;
     let mut member = bus.subscribe(subscription(&unique("group"), &topic)).await.unwrap();
-    let (records, _) = hear(&mut member, 6).await;
+    let (records, _) = receive(&mut member, 6).await;
     assert_eq!(records.iter().map(payload).collect::<String>(), "abxyzc");
     member.leave().await.unwrap();
 }
@@ -136,7 +136,7 @@ async fn a_compacted_topic_has_gaps_and_says_so() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_told_in_bounded_time() {
+async fn what_is_not_there_is_reported_in_bounded_time() {
     let mut away = KafkaSettings::new("127.0.0.1:1");
     away.answer_timeout = Duration::from_secs(2);
     let began = Instant::now();
@@ -258,7 +258,7 @@ async fn more_than_the_buffers_hold_arrives_in_order() {
     let records: Vec<_> = (0..5000).map(|n| record("k", &n.to_string())).collect();
     publish(&bus, &topic, &records).await;
     let mut member = bus.subscribe(subscription(&group, &topic)).await.unwrap();
-    let (heard, _) = hear(&mut member, 5000).await;
+    let (heard, _) = receive(&mut member, 5000).await;
     let expected: Vec<_> = (0..5000).map(|n: i32| n.to_string()).collect();
     assert_eq!(heard.iter().map(payload).collect::<Vec<_>>(), expected);
     member.leave().await.unwrap();
@@ -279,7 +279,7 @@ async fn latest_passes_over_nothing_when_a_partition_moves() {
         publish(&bus, &topic, &[record("k", "after")]).await;
         first.leave().await.unwrap();
         let mut second = bus.subscribe(latest).await.unwrap();
-        let (records, _) = hear(&mut second, 1).await;
+        let (records, _) = receive(&mut second, 1).await;
         assert_eq!(payload(&records[0]), "after", "{protocol:?}");
         second.leave().await.unwrap();
     }
@@ -351,7 +351,7 @@ async fn a_subscriber_that_does_not_listen_loses_its_partitions() {
         };
         let (revoked, again) = tokio::join!(giving, given(&mut first));
         assert_eq!(revoked.len(), again.len());
-        assert!(again[0].epoch > mine[0].epoch, "another gift, another epoch");
+        assert!(again[0].epoch > mine[0].epoch, "another assignment, another epoch");
         first.leave().await.unwrap();
         second.leave().await.unwrap();
     }
@@ -436,7 +436,7 @@ async fn a_pause_survives_rebalances_of_others() {
         let silent = |r: &Received| kept.iter().any(|own| own.partition.number == r.origin.partition);
         assert!(!heard.iter().any(silent), "{protocol:?}: a paused partition was heard");
         first.resume(&kept).await.unwrap();
-        let (rest, _) = hear(&mut first, 200 - heard.len()).await;
+        let (rest, _) = receive(&mut first, 200 - heard.len()).await;
         let mut offsets: Vec<_> =
             heard.iter().chain(&rest).map(|r| (r.origin.partition, r.origin.offset)).collect();
         offsets.sort_unstable();
@@ -453,12 +453,12 @@ async fn a_seek_while_paused_holds_when_it_goes_on() {
     publish(&bus, &topic, &records).await;
     let mut member = bus.subscribe(subscription(&group, &topic)).await.unwrap();
     let mine = given(&mut member).await;
-    let (heard, _) = hear(&mut member, 1).await;
+    let (heard, _) = receive(&mut member, 1).await;
     member.pause(&mine).await.unwrap();
     member.seek(&mine[0].partition, 7).await.unwrap();
     member.resume(&mine).await.unwrap();
     assert_eq!(heard[0].origin.offset, 0);
-    let (heard, _) = hear(&mut member, 43).await;
+    let (heard, _) = receive(&mut member, 43).await;
     assert_eq!(heard.iter().map(|r| r.origin.offset).collect::<Vec<_>>(), (7..50).collect::<Vec<_>>());
     member.leave().await.unwrap();
 }
@@ -471,8 +471,8 @@ async fn a_topic_that_is_deleted_is_an_error_and_not_silence() {
     given(&mut member).await;
     delete_topic(&topic).await;
     let end = Instant::now() + DEADLINE;
-    let told = loop {
-        assert!(Instant::now() < end, "nothing was told");
+    let code = loop {
+        assert!(Instant::now() < end, "nothing was reported");
         match tokio::time::timeout(DEADLINE, member.next()).await.expect("something is heard") {
             Ok(BusEvent::Revoked(partitions)) => {
                 member.release(&partitions).await.unwrap();
@@ -482,7 +482,7 @@ async fn a_topic_that_is_deleted_is_an_error_and_not_silence() {
             Err(error) => break error.to_string(),
         }
     };
-    println!("{told}");
+    println!("{code}");
     let again = bus.publish(&topic, &[record("k", "v")]).await;
     println!("{again:?}");
     member.leave().await.unwrap();

@@ -172,3 +172,31 @@ async fn t73_a_header_name_that_is_not_utf8_is_a_dead_letter_and_no_silence() {
     assert_eq!(body.headers.get("after"), Some(&b"it"[..]), "what can be read is kept");
     assert!(dead.reason.as_deref().is_some_and(|reason| reason.contains("UTF-8")), "{:?}", dead.reason);
 }
+
+/// The thread that polls Kafka panics for real, at the first record. Its consumer ends, and says why.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t73_a_thread_that_panics_while_it_polls_ends_its_consumer() {
+    const POINT: &str = "kafka.polled:1:panic";
+    if std::env::var(hapax::testing::crash::VARIABLE).as_deref() != Ok(POINT) {
+        let mut child =
+            crate::support::this::test("t73_a_thread_that_panics_while_it_polls_ends_its_consumer");
+        let ran = child.env(hapax::testing::crash::VARIABLE, POINT).output().unwrap();
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        return;
+    }
+    let bus = connect(settings()).await;
+    let topic = Topic::new(unique("panic")).unwrap();
+    bus.create_topic(&topic, TopicSettings::new(1)).await.unwrap();
+    let record =
+        hapax::bus::Record { payload: Some("{\"id\":\"one\"}".into()), ..hapax::bus::Record::default() };
+    bus.publish(&topic, &[record]).await.unwrap().pop().unwrap().unwrap();
+    let consumer = Consumer::builder(Arc::new(bus.clone()), MemoryLedger::default())
+        .scope("panic")
+        .topic(topic.as_str())
+        .build()
+        .unwrap();
+    let running = consumer.run(leased(|_: hapax::Event, _| async { Ok(()) }));
+    let ended = tokio::time::timeout(DEADLINE, running).await.expect("it ends, instead of waiting for ever");
+    let error = ended.expect_err("its thread is gone");
+    assert!(!error.is_retryable() && error.chain().contains("kafka.polled"), "{}", error.chain());
+}

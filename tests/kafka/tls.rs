@@ -20,7 +20,7 @@ fn secure(mechanism: &str) -> KafkaSettings {
         .property("security.protocol", "sasl_ssl")
         .property("sasl.mechanism", mechanism)
         .property("sasl.username", variable("HAPAX_TEST_KAFKA_USER"));
-    settings.answer_timeout = DEADLINE; // what is rejected is told long before
+    settings.answer_timeout = DEADLINE; // a rejection comes long before
     settings
 }
 
@@ -92,9 +92,9 @@ async fn a_broker_of_an_unknown_ca_is_not_trusted() {
     assert!(error.to_string().contains("ssl.ca.location"), "{error}");
 }
 
-/// TLS spoken to a listener without, and none to one with: the connection is closed, which is all that is known, and told.
+/// TLS spoken to a listener without, and none to one with: the connection is closed, which is all that is known and reported.
 #[tokio::test]
-async fn the_wrong_listener_is_told_in_bounded_time() {
+async fn the_wrong_listener_is_reported_in_bounded_time() {
     let plain = KafkaSettings::new(variable("HAPAX_TEST_KAFKA_TLS"));
     let mut swapped = trusting("PLAIN", "any");
     swapped.brokers = hapax::testing::kafka::brokers();
@@ -109,9 +109,9 @@ async fn the_wrong_listener_is_told_in_bounded_time() {
     }
 }
 
-/// The property that names a file that is not there is told, before anything is sent.
+/// The property that names a file that is not there is named before anything is sent.
 #[tokio::test]
-async fn a_ca_file_that_is_not_there_is_told() {
+async fn a_ca_file_that_is_not_there_is_reported() {
     let settings =
         secure("PLAIN").property("sasl.password", "any").property("ssl.ca.location", "nowhere.pem");
     let error = KafkaBus::connect(settings).await.unwrap_err();

@@ -1,5 +1,5 @@
 //! The broker is killed (kill -9) under load and comes back: nothing that was acknowledged is missing, what cannot be done is
-//! told in bounded time, and the log has a few lines about it, not one per second. Consumers on it lose and double nothing.
+//! reported in bounded time, and the log has a few lines about it, not one per second. Consumers on it lose and double nothing.
 #![cfg(all(feature = "testing", feature = "postgres", feature = "kafka", feature = "http"))]
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -134,7 +134,7 @@ impl Consumer {
         let Ok(heard) = tokio::time::timeout(Duration::from_millis(200), self.member.next()).await else {
             return;
         };
-        match heard.expect("an outage is no error of `next`") {
+        match heard.expect("an outage is not an error of `next`") {
             BusEvent::Assigned(given) => {
                 for assigned in given {
                     self.after.remove(&assigned.partition);
@@ -311,12 +311,12 @@ async fn a_broker_that_is_killed_under_load_loses_nothing() {
         survives(GroupProtocol::Consumer, &outage),
         workers.survive(&outage)
     );
-    let told = std::mem::take(&mut *lines.0.lock().unwrap());
-    for line in &told {
+    let logged = std::mem::take(&mut *lines.0.lock().unwrap());
+    for line in &logged {
         println!("  {line}");
     }
-    let with = |words| told.iter().filter(|line| line.contains(words)).count();
-    assert!(with("Kafka is away") >= 3, "an outage is told on each of three buses");
+    let with = |words| logged.iter().filter(|line| line.contains(words)).count();
+    assert!(with("Kafka is away") >= 3, "an outage is logged on each of three buses");
     assert!(with("Kafka is back") >= 3, "and its end");
-    assert!(told.len() <= 3 * 15, "{} lines for one outage", told.len());
+    assert!(logged.len() <= 3 * 15, "{} lines for one outage", logged.len());
 }

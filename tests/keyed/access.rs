@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use hapax::access::{
     Access, Actor, ApiToken, AuditEntry, AuditNote, AuditSweep, Authentication, Authenticator, ListAudit,
-    ListTokens, MemoryAccess, NewToken, Role, Rotation, SweptAudit, TokenEntry, TokenId,
+    ListTokens, MemoryAccess, NewToken, Role, Rotation, SweptAudit, TokenEntry, TokenId, TokenState,
 };
 use hapax::backend::postgres::access::access_grants_sql;
 use hapax::backend::postgres::{PgAccess, PgAccessSettings, Pooling};
@@ -130,7 +130,7 @@ async fn t187_a_killed_change_leaves_neither_a_token_nor_a_row() {
         assert_eq!(rows.len(), hit - 1, "{rows:?}");
         let tokens = store.list(&ListTokens::default()).await.unwrap();
         let found: Vec<_> = tokens.iter().map(|token| (token.rotations, token.state)).collect();
-        assert_eq!(found, [&[][..], &[(0, "live")], &[(1, "live")]][hit - 1]);
+        assert_eq!(found, [&[][..], &[(0, TokenState::Live)], &[(1, TokenState::Live)]][hit - 1]);
     }
     if let Some((backend, place)) = role() {
         if backend == "sqlite" {
@@ -369,7 +369,7 @@ async fn t180_a_revocation_takes_effect_within_the_memory() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     // What was asked before the revocation is not remembered for longer, however many ask.
-    tokio::time::sleep(memory).await;
+    tokio::time::sleep(memory).await; // nothing shows when an answer is forgotten but time
     assert!(!good().await);
     assert_eq!(
         Authenticator::with_memory(store, Duration::from_secs(3600)).memory(),
@@ -385,13 +385,16 @@ async fn what_is_remembered_ends_with_the_token_and_with_the_store() {
     let life = Duration::from_secs(3);
     let brief = loop {
         let brief = ApiToken::generate();
-        store.create(&brief, &NewToken::new("brief", Role::Read).lives(Some(life)), &by()).await.unwrap();
+        store
+            .create(&brief, &NewToken::new("brief", Role::Read).expires_in(Some(life)), &by())
+            .await
+            .unwrap();
         match server.authenticate(brief.expose()).await.unwrap() {
             Authentication::Granted { .. } => break brief,
             said => assert_eq!(said, Authentication::Expired), // the machine stood still: another one
         }
     };
-    tokio::time::sleep(life).await;
+    tokio::time::sleep(life).await; // until it expires, by the store's clock
     assert_eq!(server.authenticate(brief.expose()).await.unwrap(), Authentication::Expired, "not 10 s later");
     // Unknown is not remembered: it may be created in a moment.
     let late = ApiToken::generate();
@@ -439,7 +442,7 @@ async fn a_server_notices_the_first_token_and_then_stops_asking() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let asked = store.asked.load(Ordering::SeqCst);
-    tokio::time::sleep(Duration::from_millis(60)).await;
+    tokio::time::sleep(Duration::from_millis(60)).await; // longer than an answer is remembered
     assert!(server.has_tokens().await.unwrap());
     assert_eq!(store.asked.load(Ordering::SeqCst), asked);
 }
@@ -452,7 +455,7 @@ async fn t188_no_guess_is_told_more_than_unknown() {
     let revoked = writer(&store).await;
     store.revoke(revoked.id(), &by()).await.unwrap();
     let expired = ApiToken::generate();
-    let brief = NewToken::new("brief", Role::Admin).lives(Some(Duration::from_millis(1)));
+    let brief = NewToken::new("brief", Role::Admin).expires_in(Some(Duration::from_millis(1)));
     store.create(&expired, &brief, &by()).await.unwrap();
     until("it expires", async || said(&store, &expired).await == Authentication::Expired).await;
     let mut words = HashSet::new();

@@ -323,52 +323,78 @@ async fn a_foreign_transaction_is_refused() {
     assert!(matches!(keys.begin_in(&tx, &request("key", "{}")), Err(Error::Unsupported(_))));
 }
 
+/// A sweep whose batches are small.
+fn small_batches() -> hapax::keyed::KeySweep {
+    let mut sweep = hapax::keyed::KeySweep::new(hapax::keyed::RETENTION);
+    sweep.batch_max = 10;
+    sweep
+}
+
+/// After this long every key is forgotten.
+const OLD: Duration = Duration::from_hours(24 * 31);
+
+/// Fills a store with keys, kills a sweep of it in another process, and looks at what is left.
+async fn killed_sweep<H: KeysHarness>(harness: &H, mut sweeper: tokio::process::Command, hit: usize) {
+    let keys = harness.open().await;
+    let mut requests = Vec::new();
+    for _ in 0..25 {
+        let begin = request(&hapax::testing::keyed::v7(&keys, Duration::ZERO, false).await, "{}");
+        hapax::testing::keyed::done(&keys, &begin, "17").await;
+        requests.push(begin);
+    }
+    harness.advance(OLD).await;
+    sweeper.env(hapax::testing::crash::VARIABLE, format!("keyed.sweep.commit:{hit}"));
+    let status = sweeper.status().await.unwrap();
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9));
+    for begin in &requests {
+        let retry = || Begin::new(None, begin.key.clone(), begin.fingerprint.clone());
+        support::postgres::until("the store notices the kill", async || {
+            let outcome = keys.begin(&retry()).await;
+            assert!(matches!(outcome, Ok(Begun::Done(_) | Begun::Expired) | Err(_)), "{outcome:?}");
+            outcome.is_ok()
+        })
+        .await;
+    }
+    support::postgres::until("the killed sweep is gone", async || {
+        !keys.sweep(&small_batches()).await.unwrap().skipped
+    })
+    .await;
+    let left = keys.list(&hapax::keyed::ListKeys::default()).await.unwrap().len();
+    assert_eq!(left, 0, "the next sweep finishes it");
+    for begin in &requests {
+        assert_eq!(hapax::testing::keyed::again(&keys, begin).await, Begun::Expired);
+    }
+}
+
 /// A sweep is killed in each of its batches: a key is there with its answer, or expired; never new, never half.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn t43_a_sweep_of_keys_that_was_killed_lets_no_key_look_new() {
     const TEST: &str = "t43_a_sweep_of_keys_that_was_killed_lets_no_key_look_new";
-    let sweep = || {
-        let mut sweep = hapax::keyed::KeySweep::new(hapax::keyed::RETENTION);
-        sweep.batch_max = 10;
-        sweep
-    };
     if let Some((_, schema)) = support::postgres::role() {
         let keys = PgKeys::with_pool(pool(2).await, settings(&schema)).await.unwrap();
-        println!("survived: {:?}", keys.sweep(&sweep()).await);
+        println!("survived: {:?}", keys.sweep(&small_batches()).await);
         return;
     }
     // The horizon, and three batches.
     for hit in 1..=4 {
         let harness = PgKeysHarness::new().await;
-        let keys = harness.open().await;
-        let mut requests = Vec::new();
-        for _ in 0..25 {
-            let begin = request(&hapax::testing::keyed::v7(&keys, Duration::ZERO, false).await, "{}");
-            hapax::testing::keyed::done(&keys, &begin, "17").await;
-            requests.push(begin);
-        }
-        harness.advance(Duration::from_hours(24 * 31)).await;
-        let mut command = support::postgres::child(TEST, "sweeper", &harness.schema);
-        command.env(hapax::testing::crash::VARIABLE, format!("keyed.sweep.commit:{hit}"));
-        let status = command.status().await.unwrap();
-        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9));
-        for begin in &requests {
-            let retry = || Begin::new(None, begin.key.clone(), begin.fingerprint.clone());
-            support::postgres::until("the server notices the kill", async || {
-                let outcome = keys.begin(&retry()).await;
-                assert!(matches!(outcome, Ok(Begun::Done(_) | Begun::Expired) | Err(_)), "{outcome:?}");
-                outcome.is_ok()
-            })
-            .await;
-        }
-        support::postgres::until("the killed sweep is gone", async || {
-            !keys.sweep(&sweep()).await.unwrap().skipped
-        })
-        .await;
-        let left = keys.list(&hapax::keyed::ListKeys::default()).await.unwrap().len();
-        assert_eq!(left, 0, "the next sweep finishes it");
-        for begin in &requests {
-            assert_eq!(hapax::testing::keyed::again(&keys, begin).await, Begun::Expired);
-        }
+        let sweeper = support::postgres::child(TEST, "sweeper", &harness.schema);
+        killed_sweep(&harness, sweeper, hit).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t43_a_sweep_of_keys_on_sqlite_that_was_killed_lets_no_key_look_new() {
+    const TEST: &str = "t43_a_sweep_of_keys_on_sqlite_that_was_killed_lets_no_key_look_new";
+    if let Some((_, file)) = support::postgres::role() {
+        let clock = ManualClock::new(hapax::testing::noon().plus(OLD));
+        let keys = SqliteKeys::open_with_clock(file, Arc::new(clock)).unwrap();
+        println!("survived: {:?}", keys.sweep(&small_batches()).await);
+        return;
+    }
+    for hit in 1..=4 {
+        let harness = SqliteKeysHarness::new();
+        let sweeper = support::postgres::child(TEST, "sweeper", harness.file().to_str().unwrap());
+        killed_sweep(&harness, sweeper, hit).await;
     }
 }

@@ -1,18 +1,39 @@
-//! A suite that passes everything proves nothing: each deliberately broken store of keys must fail it, and by the cases
-//! that were written against its mistake. (That the unbroken one passes them is `memory::k…`.)
+//! A suite that passes everything proves nothing: each deliberately broken store of keys, of records and of API tokens
+//! must fail it, and by the cases that were written against its mistake. (That the unbroken ones pass them is
+//! `memory::k…`, `sqlite::r…` and `memory::a…`.)
 
+use hapax::testing::access::mutants::{AccessMutant, MutantAccessHarness};
+use hapax::testing::access::tokens;
 use hapax::testing::keyed::mutants::{KeysMutant, MutantKeysHarness};
 use hapax::testing::keyed::{forget, once, state};
+use hapax::testing::records::mutants::{MutantRecordsHarness, RecordsMutant};
+use hapax::testing::records::{reads, writes};
+
+use crate::records::SqliteRecordsHarness;
 
 /// Asserts that every one of the cases catches the mutant.
 macro_rules! caught {
-    ($name:ident, $mutant:expr, [$($theme:ident :: $case:ident),*]) => {
+    ($name:ident, KeysMutant::$mutant:ident, $cases:tt) => {
+        caught!($name, KeysMutant::$mutant, MutantKeysHarness::new(KeysMutant::$mutant), $cases);
+    };
+    ($name:ident, RecordsMutant::$mutant:ident, $cases:tt) => {
+        caught!(
+            $name,
+            RecordsMutant::$mutant,
+            MutantRecordsHarness::new(SqliteRecordsHarness::new().await, RecordsMutant::$mutant),
+            $cases
+        );
+    };
+    ($name:ident, AccessMutant::$mutant:ident, $cases:tt) => {
+        caught!($name, AccessMutant::$mutant, MutantAccessHarness::new(AccessMutant::$mutant), $cases);
+    };
+    ($name:ident, $mutant:expr, $harness:expr, [$($theme:ident :: $case:ident),*]) => {
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $name() {
             $(
                 // In a task of its own: its panic is what is asked for.
                 let case = tokio::spawn(async move {
-                    let harness = MutantKeysHarness::new($mutant);
+                    let harness = $harness;
                     $theme::$case(&harness).await;
                 });
                 assert!(case.await.is_err(), "{} does not catch {:?}", stringify!($case), $mutant);
@@ -83,4 +104,49 @@ caught!(
     lists_of_all_tenants_are_caught,
     KeysMutant::ListsAllTenants,
     [state::k10_keys_are_listed_in_pages, state::k10_no_tenant_is_a_tenant_of_its_own]
+);
+
+caught!(
+    one_space_for_the_records_of_all_tenants_is_caught,
+    RecordsMutant::TenantIgnored,
+    [reads::r5_two_tenants_never_meet]
+);
+caught!(
+    writes_over_what_was_not_seen_are_caught,
+    RecordsMutant::SeqIgnored,
+    [writes::r2_another_seq_is_a_conflict_and_burns_nothing]
+);
+caught!(
+    a_seq_that_begins_again_is_caught,
+    RecordsMutant::SeqReset,
+    [writes::r4_a_deleted_record_is_gone_and_its_seq_goes_on, writes::r3_of_many_creators_of_one_id_one_wins]
+);
+caught!(
+    a_write_without_its_event_is_caught,
+    RecordsMutant::NoEvent,
+    [writes::r1_a_write_and_its_event_are_one, writes::r2_of_many_writers_with_one_seq_one_wins]
+);
+caught!(
+    a_module_made_by_a_write_is_caught,
+    RecordsMutant::UnknownModuleMade,
+    [reads::r6_an_unknown_module_is_not_found_and_not_made]
+);
+caught!(
+    a_grant_that_outlives_its_token_is_caught,
+    AccessMutant::ExpiryIgnored,
+    [tokens::a3_a_token_ends_by_the_stores_clock]
+);
+caught!(
+    a_token_without_its_secret_is_caught,
+    AccessMutant::SecretIgnored,
+    [
+        tokens::a2_only_the_whole_secret_is_granted,
+        tokens::a3_only_the_right_secret_learns_why,
+        tokens::a5_a_rotation_keeps_everything_but_the_secret
+    ]
+);
+caught!(
+    a_revoked_token_that_lives_is_caught,
+    AccessMutant::RevokedLives,
+    [tokens::a4_a_revoked_token_stays_revoked]
 );

@@ -471,9 +471,9 @@ mod in_the_layer {
         let dir = tempfile::tempdir().unwrap();
         let keys = shop(&dir);
         let ended = Arc::new(Notify::new());
-        let told = Arc::clone(&ended);
+        let over = Arc::clone(&ended);
         let handler = move |mut tx: KeyedSqlite| {
-            let told = Arc::clone(&told);
+            let over = Arc::clone(&over);
             async move {
                 let done = tx.run(move |tx| {
                     tx.execute("INSERT INTO orders VALUES ('before')", []).unwrap();
@@ -482,7 +482,7 @@ mod in_the_layer {
                                    SELECT n FROM c WHERE n < 0";
                     tx.execute(endless, []).unwrap_err();
                     let after = tx.execute("INSERT INTO orders VALUES ('after')", []);
-                    told.notify_one();
+                    over.notify_one();
                     after.is_ok()
                 });
                 let _ = done.await;

@@ -208,7 +208,7 @@ async fn t85_a_late_lease_that_cannot_be_extended_costs_no_attempt() {
     ledger.shared.late_ms.store(6000, Ordering::SeqCst);
     let gone = tokio::time::timeout(Duration::from_millis(5990), guard.lease("x")).await;
     assert!(gone.is_err());
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    tokio::time::sleep(Duration::from_secs(1)).await; // the clock is paused: until the late answer was released
     let Outcome::First(lease) = guard.lease("x").await.unwrap() else { panic!("it was given back") };
     assert_eq!(lease.attempt(), 1);
     lease.done().await.unwrap();

@@ -216,7 +216,7 @@ async fn tls_is_refused_with_a_sentence() {
 
 /// A bad claim alone asks the server nothing and is told what is wrong.
 #[tokio::test]
-async fn c8_a_batch_of_bad_claims_is_told() {
+async fn c8_a_batch_of_bad_claims_is_reported() {
     let ledger = connect().await;
     let mut mine = claim("e", lease());
     mine.reason = Some("a\0b".into());

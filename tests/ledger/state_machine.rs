@@ -140,9 +140,9 @@ fn repeats(out: &mut String) {
         let claim = Claim::new(identity(), mode);
         let first = transition::claim(&claim, situation(None, &head));
         let again = transition::claim(&claim, situation(first.row.as_ref(), &head));
-        let told = |outcome: &Outcome| outcome.name().replace('_', " ");
+        let words = |outcome: &Outcome| outcome.name().replace('_', " ");
         let stored = if again.row.is_some() { "the lease begins anew" } else { "nothing" };
-        (name, vec![told(&first.answer), told(&again.answer), stored.to_owned()])
+        (name, vec![words(&first.answer), words(&again.answer), stored.to_owned()])
     });
     table(out, "claim", &["first time", "again, same nonce", "changes"], lines.collect());
 }
@@ -211,6 +211,7 @@ fn intervening(what: Intervention) -> Intervene {
         by: "ada".into(),
         reason: "why".into(),
         out_of_order: false,
+        token: None,
         dry_run: false,
     }
 }

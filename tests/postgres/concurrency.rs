@@ -28,7 +28,7 @@ async fn claimer(name: &str, schema: &str) {
     for batch in ids.chunks(250) {
         let claims: Vec<Claim> =
             batch.iter().map(|n| kit::claim(&format!("event-{n}"), kit::lease())).collect();
-        let outcomes = ledger.claim(&claims).await.expect("ten at once are no reason to fail");
+        let outcomes = ledger.claim(&claims).await.expect("ten at once are not a reason to fail");
         let won: Vec<i32> = batch
             .iter()
             .zip(outcomes)
@@ -325,7 +325,7 @@ async fn busy_batches(ledger: PgLedger, mut random: Random, ordered: bool) -> (u
         let mut numbers: Vec<usize> = (0..120).collect();
         random.shuffle(&mut numbers);
         let claims: Vec<Claim> = numbers[..80].iter().map(|n| one_claim(*n, round / 2, ordered)).collect();
-        let outcomes = ledger.claim(&claims).await.expect("overlapping claims are no error");
+        let outcomes = ledger.claim(&claims).await.expect("overlapping claims are not an error");
         let mut settles: Vec<Settle> = Vec::new();
         for (claim, outcome) in claims.iter().zip(outcomes) {
             if let Outcome::First(grant) = outcome.expect("a valid claim") {
@@ -334,7 +334,7 @@ async fn busy_batches(ledger: PgLedger, mut random: Random, ordered: bool) -> (u
         }
         claimed += settles.len();
         random.shuffle(&mut settles);
-        for answer in ledger.settle(&settles).await.expect("overlapping settles are no error") {
+        for answer in ledger.settle(&settles).await.expect("overlapping settles are not an error") {
             assert!(!kit::is_fenced(answer.expect("a valid settle")));
             settled += 1;
         }

@@ -165,7 +165,7 @@ async fn acceptance_8_outage_is_explicit_and_costs_no_attempt() {
     scene.proxy.refuse();
     let began = std::time::Instant::now();
     let error = guard.lease("during").await.expect_err("the ledger is away");
-    println!("told after {:?}: {}", began.elapsed(), error.chain());
+    println!("answered after {:?}: {}", began.elapsed(), error.chain());
     assert!(matches!(error, Error::Unavailable { .. }) && error.is_retryable(), "{error:?}");
     let before = scene.proxy.lost();
     let settling = tokio::spawn(held.done());
@@ -175,7 +175,7 @@ async fn acceptance_8_outage_is_explicit_and_costs_no_attempt() {
     let Outcome::First(lease) = guard.lease("during").await.expect("the ledger is back") else {
         panic!("a first")
     };
-    assert_eq!(lease.attempt(), 1, "an outage is no attempt");
+    assert_eq!(lease.attempt(), 1, "an outage is not an attempt");
     lease.done().await.unwrap();
     for id in ["held-through", "during"] {
         let entry = scene.ledger.get(&kit::identity(id), None).await.unwrap().expect("an entry");

@@ -106,7 +106,7 @@ enum How {
 
 const HOWS: [How; 3] = [How::Once, How::Tracked, How::Leased];
 
-/// Claims as a caller does, and has an effect if it may. Says what it was told.
+/// Claims as a caller does, and has an effect if it may. Returns the outcome.
 async fn take(scene: &Scene, guard: &Guard<PgLedger>, how: How, id: &str) -> Result<&'static str, Error> {
     let done = async || effect(&scene.direct, &scene.schema, id).await.unwrap();
     Ok(match how {
@@ -144,7 +144,7 @@ async fn insist(scene: &Scene, guard: &Guard<PgLedger>, how: How, id: &str) -> &
     loop {
         match take(scene, guard, how, id).await {
             Ok("busy") => {}
-            Ok(told) => return told,
+            Ok(outcome) => return outcome,
             Err(error) => assert!(error.is_retryable(), "{error:?}"),
         }
         assert!(std::time::Instant::now() < end, "{id} is never decided");
@@ -199,7 +199,7 @@ async fn t116_a_batch_that_meets_its_own_first_try_waits_for_it() {
                 match guard.claim_many(ids.clone()).await {
                     Err(error) if is_doubt(&error) => {}
                     Ok(all) if all.iter().any(|one| one.as_ref().is_err_and(is_doubt)) => {}
-                    told => return told.unwrap(),
+                    outcome => return outcome.unwrap(),
                 }
             }
         }
@@ -208,8 +208,8 @@ async fn t116_a_batch_that_meets_its_own_first_try_waits_for_it() {
     gate.until_tries(2).await;
     gate.open().await;
     for (id, outcome) in ids.iter().zip(asking.await.unwrap()) {
-        let told = outcome.as_ref().map_or("error", Outcome::name);
-        assert_eq!(told, "claimed", "{id}: {outcome:?}");
+        let outcome_name = outcome.as_ref().map_or("error", Outcome::name);
+        assert_eq!(outcome_name, "claimed", "{id}: {outcome:?}");
     }
 }
 
@@ -228,11 +228,14 @@ async fn t116_a_claim_stays_in_doubt_until_its_first_try_has_ended() {
             async move { take(&scene, &guard, how, &id).await }
         });
         gate.lose_first_try().await;
-        let told = asking.await.unwrap();
-        assert!(matches!(told, Err(Error::Contended { .. })), "{how:?}: {told:?}, of which nothing is known");
+        let answer = asking.await.unwrap();
+        assert!(
+            matches!(answer, Err(Error::Contended { .. })),
+            "{how:?}: {answer:?}, of which nothing is known"
+        );
         for _ in 0..3 {
-            let told = take(&scene, &guard, how, &id).await;
-            assert!(matches!(told, Err(Error::Contended { .. })), "{how:?}: {told:?}");
+            let answer = take(&scene, &guard, how, &id).await;
+            assert!(matches!(answer, Err(Error::Contended { .. })), "{how:?}: {answer:?}");
         }
         gate.open().await;
         until_committed(&scene, before + 1).await;
@@ -257,11 +260,11 @@ async fn t116_an_outage_does_not_make_a_claim_forget_its_first_try() {
         gate.until_waiting("advisory").await;
         scene.proxy.refuse();
         scene.proxy.cut();
-        let told = asking.await.unwrap();
-        assert!(matches!(told, Err(Error::Unavailable { .. })), "{how:?}: {told:?}");
+        let answer = asking.await.unwrap();
+        assert!(matches!(answer, Err(Error::Unavailable { .. })), "{how:?}: {answer:?}");
         scene.proxy.heal();
-        let told = take(&scene, &guard, how, &id).await;
-        assert!(matches!(told, Ok("busy") | Err(Error::Contended { .. })), "{how:?}: {told:?}");
+        let answer = take(&scene, &guard, how, &id).await;
+        assert!(matches!(answer, Ok("busy") | Err(Error::Contended { .. })), "{how:?}: {answer:?}");
         gate.open().await;
         until_committed(&scene, before + 1).await;
         assert_eq!(take(&scene, &guard, how, &id).await.unwrap(), "claimed", "{how:?}");
@@ -341,7 +344,7 @@ async fn t116_a_request_that_meets_its_own_first_try_waits_for_it() {
             loop {
                 match keys.begin(&begin).await {
                     Err(error) if is_doubt(&error) => {}
-                    told => return told,
+                    outcome => return outcome,
                 }
             }
         }
@@ -349,6 +352,6 @@ async fn t116_a_request_that_meets_its_own_first_try_waits_for_it() {
     gate.lose_first_try().await;
     gate.until_tries(2).await;
     gate.open().await;
-    let told = asking.await.unwrap();
-    assert!(matches!(told, Ok(Begun::First(_))), "{told:?}");
+    let answer = asking.await.unwrap();
+    assert!(matches!(answer, Ok(Begun::First(_))), "{answer:?}");
 }

@@ -90,7 +90,7 @@ async fn t33_stricter_isolation_gets_a_retryable_error_then_a_duplicate() {
         assert_eq!(again.name(), "duplicate");
         assert_eq!(effects(&ledger, &id).await, 1);
         let entry = kit::there(&ledger, &claim).await;
-        assert_eq!((entry.state, entry.attempts), (State::Done, 1), "a conflict is no attempt");
+        assert_eq!((entry.state, entry.attempts), (State::Done, 1), "a conflict is not an attempt");
     }
 }
 

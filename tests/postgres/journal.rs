@@ -73,10 +73,10 @@ fn ids(events: &[Stored]) -> Vec<String> {
 async fn follow(journal: &PgJournal, after: &mut Position) -> Vec<String> {
     let mut all = Vec::new();
     loop {
-        let stretch = journal.read(after, 7).await.unwrap();
-        *after = stretch.next;
-        all.extend(ids(&stretch.events));
-        if stretch.events.is_empty() {
+        let batch = journal.read(after, 7).await.unwrap();
+        *after = batch.next;
+        all.extend(ids(&batch.events));
+        if batch.events.is_empty() {
             return all;
         }
     }
@@ -90,9 +90,9 @@ async fn t40_a_slow_writer_is_never_skipped() {
     let late = journal.append(&append("b", Expected::New, &["late"])).await.unwrap();
     assert!(late.placed[0].position > drawn.placed[0].position, "the first to draw is the second to commit");
     let mut after = Position::START;
-    let stretch = journal.read(&after, 10).await.unwrap();
-    assert!(stretch.events.is_empty() && stretch.at_hole, "{stretch:?}");
-    assert_eq!(stretch.next, after, "nobody has passed the hole");
+    let batch = journal.read(&after, 10).await.unwrap();
+    assert!(batch.events.is_empty() && batch.at_hole, "{batch:?}");
+    assert_eq!(batch.next, after, "nobody has passed the hole");
     let waiting = tokio::spawn({
         let journal = journal.clone();
         async move { journal.wait(&Position::START, Duration::from_secs(60)).await }
@@ -113,10 +113,10 @@ async fn t40_the_order_is_that_of_positions_not_of_transactions() {
     first.commit().await.unwrap();
     let mut after = Position::START;
     for id in ["b", "a"] {
-        let stretch = journal.read(&after, 1).await.unwrap();
-        let ids: Vec<_> = stretch.events.iter().map(|stored| stored.event.id.to_string()).collect();
+        let batch = journal.read(&after, 1).await.unwrap();
+        let ids: Vec<_> = batch.events.iter().map(|stored| stored.event.id.to_string()).collect();
         assert_eq!(ids, [id]);
-        after = stretch.next;
+        after = batch.next;
     }
 }
 
@@ -148,10 +148,10 @@ async fn a_role_with_the_documented_grants_relays_and_sweeps() {
     let (name, by) = (RelayName::new("main").unwrap(), Owner::new("ada").unwrap());
     let lead = journal.acquire_leadership(&name, &by, Duration::from_secs(60)).await.unwrap();
     let Leadership::Acquired { token, mut checkpoint } = lead else { panic!("{lead:?}") };
-    let stretch = journal.read(&Position::START, 10).await.unwrap();
-    assert_eq!(stretch.events.len(), 2);
-    journal.wait(&stretch.next, Duration::from_millis(1)).await.unwrap();
-    checkpoint.position = stretch.next;
+    let batch = journal.read(&Position::START, 10).await.unwrap();
+    assert_eq!(batch.events.len(), 2);
+    journal.wait(&batch.next, Duration::from_millis(1)).await.unwrap();
+    checkpoint.position = batch.next;
     journal.save(&name, token, &checkpoint).await.unwrap();
     journal.renew_leadership(&name, token, Duration::from_secs(60)).await.unwrap();
     assert_eq!(
@@ -359,16 +359,16 @@ async fn t40_many_writers_with_transactions_of_every_length_lose_nothing_to_a_re
     let mut seen: Vec<Stored> = Vec::new();
     let (mut committed, mut holes) = (0, 0);
     loop {
-        let stretch = journal.read(&after, 50).await.unwrap();
-        holes += usize::from(stretch.at_hole);
-        assert!(stretch.events.iter().all(|stored| stored.position > after));
-        after = stretch.next.clone();
-        let none = stretch.events.is_empty();
-        seen.extend(stretch.events);
+        let batch = journal.read(&after, 50).await.unwrap();
+        holes += usize::from(batch.at_hole);
+        assert!(batch.events.iter().all(|stored| stored.position > after));
+        after = batch.next.clone();
+        let none = batch.events.is_empty();
+        seen.extend(batch.events);
         while let Some(done) = writers.try_join_next() {
             committed += done.unwrap();
         }
-        if none && !stretch.at_hole && writers.is_empty() && seen.len() >= committed {
+        if none && !batch.at_hole && writers.is_empty() && seen.len() >= committed {
             break;
         }
     }
@@ -393,8 +393,8 @@ async fn j7_numbers_that_were_rolled_back_are_not_waited_for() {
     let _ = journal.append(&append("b", Expected::New, &["there"])).await.unwrap();
     assert!(journal.read(&Position::START, 10).await.unwrap().at_hole);
     gone.rollback().await.unwrap();
-    let stretch = journal.read(&Position::START, 10).await.unwrap();
-    assert_eq!((ids(&stretch.events), stretch.at_hole), (vec!["there".to_owned()], false));
+    let batch = journal.read(&Position::START, 10).await.unwrap();
+    assert_eq!((ids(&batch.events), batch.at_hole), (vec!["there".to_owned()], false));
     assert_eq!(journal.head(None, &Aggregate::new("a").unwrap()).await.unwrap(), 0);
 }
 
@@ -454,8 +454,8 @@ async fn j7_a_prepared_transaction_left_behind_is_waited_for_and_then_delivered(
     };
     prepare(append("a", Expected::New, &["prepared"]), "one").await;
     for _ in 0..3 {
-        let stretch = journal.read(&Position::START, 10).await.unwrap();
-        assert!(stretch.events.is_empty() && stretch.at_hole, "{stretch:?}");
+        let batch = journal.read(&Position::START, 10).await.unwrap();
+        assert!(batch.events.is_empty() && batch.at_hole, "{batch:?}");
     }
     let other = Aggregate::new("a-other").unwrap();
     assert_eq!(journal.read_aggregate(None, &other, 1, 10).await.unwrap().events.len(), 1);
@@ -488,8 +488,8 @@ async fn j7_transactions_that_do_not_write_to_the_journal_stall_nobody() {
     let _ = journal.append_in(&mut gone, &append("a", Expected::New, &["gone"])).await.unwrap();
     let _ = journal.append(&append("b", Expected::New, &["there"])).await.unwrap();
     gone.rollback().await.unwrap();
-    let stretch = journal.read(&Position::START, 10).await.unwrap();
-    assert_eq!((ids(&stretch.events), stretch.at_hole), (vec!["there".to_owned()], false));
+    let batch = journal.read(&Position::START, 10).await.unwrap();
+    assert_eq!((ids(&batch.events), batch.at_hole), (vec!["there".to_owned()], false));
     for tx in [read_only, writes_elsewhere, other_database] {
         tx.rollback().await.unwrap();
     }
@@ -587,15 +587,30 @@ async fn j1_32_writers_on_8_aggregates_with_random_failures_number_without_a_gap
                     2 => {
                         let batch =
                             [append.clone(), self::append(&aggregate, Expected::Exact(999_999), &["no"])];
-                        let answers = journal.append_many(&batch).await.unwrap();
+                        let answers = loop {
+                            let answers = journal.append_many(&batch).await;
+                            let contended = match &answers {
+                                Ok(answers) => {
+                                    answers.iter().any(|a| a.as_ref().is_err_and(Error::is_retryable))
+                                }
+                                Err(error) => error.is_retryable(),
+                            };
+                            if !contended {
+                                break answers.unwrap();
+                            }
+                        };
                         assert!(matches!(answers[1], Err(Error::Conflict { .. })), "{answers:?}");
                         stored += if answers[0].is_ok() { count } else { 0 };
                         conflicts += 1;
                     }
-                    _ => match journal.append(&append).await {
-                        Ok(_) => stored += count,
-                        Err(Error::Conflict { .. }) => conflicts += 1,
-                        Err(error) => panic!("{}", error.chain()),
+                    // On a busy machine the others hold an aggregate for longer than an append waits. The same
+                    // append again is stored once.
+                    _ => loop {
+                        match journal.append(&append).await {
+                            Ok(_) => break stored += count,
+                            Err(Error::Conflict { .. }) => break conflicts += 1,
+                            Err(error) => assert!(error.is_retryable(), "{}", error.chain()),
+                        }
                     },
                 }
             }

@@ -34,13 +34,13 @@ fn append(aggregate: &str, expected: Expected, id: &str) -> Append {
 async fn all(journal: &PgJournal) -> Vec<Stored> {
     let (mut after, mut all) = (Position::START, Vec::new());
     loop {
-        let stretch = journal.read(&after, 100).await.unwrap();
-        if stretch.events.is_empty() && !stretch.at_hole {
+        let batch = journal.read(&after, 100).await.unwrap();
+        if batch.events.is_empty() && !batch.at_hole {
             return all;
         }
-        after = stretch.next;
-        all.extend(stretch.events);
-        journal.wait(&after, Duration::from_millis(if stretch.at_hole { 100 } else { 0 })).await.unwrap();
+        after = batch.next;
+        all.extend(batch.events);
+        journal.wait(&after, Duration::from_millis(if batch.at_hole { 100 } else { 0 })).await.unwrap();
     }
 }
 

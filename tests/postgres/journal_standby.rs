@@ -36,8 +36,8 @@ async fn until_there(pool: &PgPool, schema: &str, position: u64) {
 }
 
 async fn ids(journal: &PgJournal, after: u64) -> (Vec<String>, bool) {
-    let stretch = journal.read(&Position::of(after), 100).await.unwrap();
-    (stretch.events.iter().map(|stored| stored.event.id.to_string()).collect(), stretch.at_hole)
+    let batch = journal.read(&Position::of(after), 100).await.unwrap();
+    (batch.events.iter().map(|stored| stored.event.id.to_string()).collect(), batch.at_hole)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

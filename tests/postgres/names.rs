@@ -250,7 +250,7 @@ async fn t71_odd_ids_keep_out_neither_the_present_weeks_nor_other_tenants() {
 /// However many tenants flood it, the ledger holds a bounded number of weeks, and a newcomer gets some of the last.
 #[tokio::test(flavor = "multi_thread")]
 async fn t71_the_last_odd_weeks_are_shared_out() {
-    let scratch = Scratch::new().await; // a thousand tables are no company for others
+    let scratch = Scratch::new().await; // a thousand tables are not company for others
     let ledger = ledger_with(260, pool_to(&scratch.url(), 4).await).await;
     let s = ledger.schema().to_owned();
     let now = ledger.now().await.unwrap();

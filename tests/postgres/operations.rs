@@ -19,7 +19,7 @@ fn finding<'f>(findings: &'f [Finding], check: &str) -> &'f Finding {
     findings.iter().find(|finding| finding.check == check).unwrap_or_else(|| panic!("no finding on {check}"))
 }
 
-fn told<T>(result: Result<T, Error>, what: &str) -> Error {
+fn refused<T>(result: Result<T, Error>, what: &str) -> Error {
     let error = result.err().unwrap_or_else(|| panic!("{what} should be refused"));
     println!("{what}: {}", error.chain());
     error
@@ -46,7 +46,7 @@ async fn ten_start_at_once_on_an_empty_database() {
 async fn schema_names_that_need_quoting_are_refused() {
     let pool = pool(1).await;
     for name in ["", "Hapax", "7days", "a b", "a\"b", "a;drop schema public", "é", &"a".repeat(49)] {
-        let error = told(PgLedger::with_pool(pool.clone(), settings(name)).await, "a schema name");
+        let error = refused(PgLedger::with_pool(pool.clone(), settings(name)).await, "a schema name");
         assert!(matches!(error, Error::Config(_)) && error.to_string().contains("ledger.schema"), "{error}");
         assert!(postgres::schema_sql(name).is_err() && postgres::grants_sql("hapax", name).is_err());
     }
@@ -58,7 +58,7 @@ async fn a_newer_schema_is_refused_unless_it_accepts_this_build() {
     PgLedger::with_pool(pool.clone(), settings(&schema)).await.unwrap();
     let newer = postgres::VERSION + 1;
     run(&pool, format!("update {schema}.meta set version = {newer}, accepts = {newer}")).await;
-    let error = told(PgLedger::with_pool(pool.clone(), settings(&schema)).await, "a newer schema");
+    let error = refused(PgLedger::with_pool(pool.clone(), settings(&schema)).await, "a newer schema");
     assert!(matches!(error, Error::Schema(_)) && error.to_string().contains("update it"), "{error}");
     // A rolling update: the newer schema still takes the older build.
     run(&pool, format!("update {schema}.meta set accepts = {}", postgres::VERSION)).await;
@@ -71,7 +71,7 @@ async fn migrate_check_creates_nothing() {
     let (pool, schema) = (pool(2).await, fresh_schema());
     let mut check = settings(&schema);
     check.migrate = Migrate::Check;
-    let error = told(PgLedger::with_pool(pool.clone(), check.clone()).await, "check on an empty database");
+    let error = refused(PgLedger::with_pool(pool.clone(), check.clone()).await, "check on an empty database");
     assert!(matches!(error, Error::Schema(_)) && error.to_string().contains("hapax ledger init"), "{error}");
     assert!(!ask::<bool>(&pool, format!("select to_regnamespace('{schema}') is not null")).await);
     // A DBA runs what we print; then the check is content.
@@ -191,13 +191,13 @@ async fn verified_tls_works_and_a_wrong_ca_or_host_is_refused() {
     });
     let wrong_host = format!("postgres://postgres@{elsewhere}/postgres?sslmode=verify-full&sslrootcert={ca}");
     let began = Instant::now();
-    let error = told(PgLedger::connect(&wrong_ca, quick.clone()).await, "another CA");
+    let error = refused(PgLedger::connect(&wrong_ca, quick.clone()).await, "another CA");
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
     assert!(error.chain().contains("certificate"), "{}", error.chain());
-    let error = told(PgLedger::connect(&wrong_host, quick).await, "another host");
+    let error = refused(PgLedger::connect(&wrong_host, quick).await, "another host");
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
     assert!(error.chain().contains("certificate"), "{}", error.chain());
-    assert!(began.elapsed() < Duration::from_secs(50), "told, not timed out: {:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(50), "refused, not timed out: {:?}", began.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -295,7 +295,7 @@ async fn t34_asynchronous_commit_is_refused_at_start() {
     }
     scratch.admin("alter database {db} set synchronous_commit = off").await;
     let opened = PgLedger::with_pool(pool_to(&scratch.url(), 2).await, settings("hapax")).await;
-    let error = told(opened, "asynchronous commit");
+    let error = refused(opened, "asynchronous commit");
     assert!(matches!(error, Error::Refused { .. }) && !error.is_retryable(), "{error:?}");
     assert!(error.to_string().contains("synchronous_commit is off"), "{error}");
     // Switched off later, a check still tells.
@@ -318,21 +318,21 @@ async fn a_read_only_database_is_refused_and_unchanged() {
     let before: i64 = ask(writable.pool(), rows).await;
     scratch.admin("alter database {db} set default_transaction_read_only = on").await;
     let opened = PgLedger::with_pool(pool_to(&scratch.url(), 2).await, settings("hapax")).await;
-    let error = told(opened, "a read-only database");
+    let error = refused(opened, "a read-only database");
     assert!(matches!(error, Error::Refused { .. }) && error.to_string().contains("read-only"), "{error:?}");
     // It becomes read-only under a ledger that is open (a failover to a standby): its one connection is told so.
     scratch.admin("alter database {db} reset default_transaction_read_only").await;
     let ledger = PgLedger::with_pool(pool_to(&scratch.url(), 1).await, settings("hapax")).await.unwrap();
     ledger.probe().await.unwrap();
     run(ledger.pool(), "set default_transaction_read_only = on".into()).await;
-    let error = told(ledger.probe().await, "a probe of a read-only database");
+    let error = refused(ledger.probe().await, "a probe of a read-only database");
     assert!(matches!(error, Error::Refused { .. }) && error.to_string().contains("read-only"), "{error:?}");
     let findings = ledger.check().await.unwrap();
     assert_eq!(finding(&findings, "writable").level, Level::Refusal);
     for (id, scope) in [("after", "orders"), ("after", "new-scope")] {
         let mut claim = kit::claim(id, kit::lease());
         claim.identity.scope = hapax::Scope::new(scope).unwrap();
-        let error = told(ledger.claim(&[claim]).await, "a claim on a read-only database");
+        let error = refused(ledger.claim(&[claim]).await, "a claim on a read-only database");
         assert!(matches!(error, Error::Refused { .. }) && !error.is_retryable(), "{error:?}");
         assert!(error.to_string().contains("read-only"), "{error}");
     }
@@ -353,21 +353,21 @@ async fn a_server_that_cannot_be_reached_is_a_sentence_soon() {
         ("no such role", url().replace("postgres@", "nobody_i_know@")),
     ] {
         let began = Instant::now();
-        let error = told(PgLedger::connect(&url, quick.clone()).await, what);
+        let error = refused(PgLedger::connect(&url, quick.clone()).await, what);
         let took = began.elapsed();
         assert!(matches!(error, Error::Unavailable { .. }), "{what}: {error:?}");
         assert!(!error.chain().contains("at line"), "{what}: {}", error.chain());
         assert!(error.chain().len() > 40, "{what}: a sentence with its cause, not {:?}", error.chain());
         assert!(took < Duration::from_mins(1), "{what} took {took:?}");
     }
-    let error = told(PgLedger::connect("mysql://root@localhost/x", quick).await, "another kind of URL");
+    let error = refused(PgLedger::connect("mysql://root@localhost/x", quick).await, "another kind of URL");
     assert!(matches!(error, Error::Config(_)), "{error:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refused_login_is_a_sentence_without_its_password() {
     let with_password = url().replace("postgres@", "no_such_role:open-sesame@");
-    let error = told(
+    let error = refused(
         PgLedger::connect(&with_password, settings(&fresh_schema())).await,
         "a role that does not exist",
     );
@@ -418,20 +418,20 @@ impl tracing::Subscriber for Lines {
 }
 
 #[test]
-fn t42_an_outage_logs_two_lines_and_errors_are_told_by_sqlstate() {
+fn t42_an_outage_logs_two_lines_and_errors_are_known_by_sqlstate() {
     // One thread, so that the subscriber of this test hears every task of it.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let lines = Lines::default();
     let _listening = tracing::subscriber::set_default(lines.clone());
     runtime.block_on(async {
         outage(&lines).await;
-        told_by_sqlstate().await;
+        known_by_sqlstate().await;
     });
 }
 
-/// A drop that cannot go on is told of, once no other sweeper can be at it any more.
+/// A drop that cannot go on is logged, once no other sweeper can be at it any more.
 #[test]
-fn a_drop_that_does_not_get_on_is_told() {
+fn a_drop_that_does_not_get_on_is_reported() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let lines = Lines::default();
     let _listening = tracing::subscriber::set_default(lines.clone());
@@ -447,14 +447,14 @@ fn a_drop_that_does_not_get_on_is_told() {
             format!("select format('entry_%s_%s', week, number) from {s}.dropped where phase = 'closed'");
         let table: String = ask(&harness.pool, table).await;
         run(&harness.pool, format!("drop table {s}.{table}")).await; // by hand, as nobody should
-        let told = |lines: &Lines| {
+        let warnings = |lines: &Lines| {
             lines.0.lock().unwrap().iter().filter(|line| line.contains("gets on with it")).count()
         };
         ledger.sweep(settings).await.unwrap();
-        assert_eq!(told(&lines), 0, "another sweeper may be at it");
+        assert_eq!(warnings(&lines), 0, "another sweeper may be at it");
         harness.advance(Duration::from_secs(3600)).await; // longer than any sweeper waits
         ledger.sweep(settings).await.unwrap();
-        assert_eq!(told(&lines), 1, "{:?}", lines.0.lock().unwrap());
+        assert_eq!(warnings(&lines), 1, "{:?}", lines.0.lock().unwrap());
     });
 }
 
@@ -463,7 +463,7 @@ async fn outage(lines: &Lines) {
     let schema = fresh_schema();
     let pool = sqlx::postgres::PgPoolOptions::new()
         .max_connections(3)
-        .acquire_timeout(Duration::from_secs(10)) // whoever is refused is told at once
+        .acquire_timeout(Duration::from_secs(10)) // a refusal comes at once
         .connect(&proxy.url(&url()))
         .await
         .unwrap();
@@ -490,15 +490,15 @@ async fn outage(lines: &Lines) {
     }
     assert!(after.unwrap().is_claimed());
     assert!(guard.lease("later").await.unwrap().is_claimed());
-    let told = lines.about_the_ledger();
-    println!("{errors} calls failed; the log says:\n  {}", told.join("\n  "));
+    let logged = lines.about_the_ledger();
+    println!("{errors} calls failed; the log says:\n  {}", logged.join("\n  "));
     assert_eq!(errors, 30);
-    assert_eq!(told.len(), 2, "one line when it begins, one when it ends");
-    assert!(told[0].starts_with("WARN") && told[1].starts_with("INFO"), "{told:?}");
+    assert_eq!(logged.len(), 2, "one line when it begins, one when it ends");
+    assert!(logged[0].starts_with("WARN") && logged[1].starts_with("INFO"), "{logged:?}");
 }
 
 /// The server raises errors with texts that lie about what they are; only their codes count.
-async fn told_by_sqlstate() {
+async fn known_by_sqlstate() {
     let (pool, schema) = (pool(2).await, fresh_schema());
     let ledger = PgLedger::with_pool(pool.clone(), settings(&schema)).await.unwrap();
     kit::run(&ledger, &kit::claim("warm-up", kit::lease())).await;
@@ -521,7 +521,7 @@ async fn told_by_sqlstate() {
             ),
         )
         .await;
-        let error = match ledger.claim(&[kit::claim("told", kit::lease())]).await {
+        let error = match ledger.claim(&[kit::claim("refused", kit::lease())]).await {
             Err(error) => error,
             Ok(mut outcomes) => outcomes.remove(0).expect_err("the server raised an error"),
         };
@@ -537,7 +537,7 @@ async fn told_by_sqlstate() {
         ),
     )
     .await;
-    kit::expect(&ledger, &kit::claim("told", kit::lease()), "busy").await;
-    let rows: i64 = ask(&pool, format!("select count(*) from {schema}.entries where id = 'told'")).await;
+    kit::expect(&ledger, &kit::claim("refused", kit::lease()), "busy").await;
+    let rows: i64 = ask(&pool, format!("select count(*) from {schema}.entries where id = 'refused'")).await;
     assert_eq!(rows, 0, "none of these errors left a row");
 }

@@ -103,7 +103,7 @@ fn command(seen: &str) -> Option<(Vec<&str>, usize)> {
     Some((parts, seen.len() - rest.len()))
 }
 
-/// A server that says about itself what it is told to.
+/// A server whose description of itself is made up.
 async fn pretender(info: &'static str) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("redis://{}", listener.local_addr().unwrap());
@@ -136,8 +136,9 @@ async fn t320_a_server_that_evicts_is_refused() {
     let url =
         pretender("role:master\r\nmaxmemory_policy:allkeys-lru\r\naof_enabled:1\r\ncluster_enabled:0\r\n")
             .await;
-    let told = CacheProjection::connect(&url, CacheSettings::default(), DAY).await.unwrap_err().to_string();
-    assert!(told.contains("allkeys-lru") && told.contains("set noeviction"), "{told}");
+    let message =
+        CacheProjection::connect(&url, CacheSettings::default(), DAY).await.unwrap_err().to_string();
+    assert!(message.contains("allkeys-lru") && message.contains("set noeviction"), "{message}");
     let unreachable =
         CacheProjection::connect("redis://127.0.0.1:1", CacheSettings::default(), DAY).await.unwrap_err();
     assert!(unreachable.is_retryable() && unreachable.to_string().contains("127.0.0.1:1"), "{unreachable}");

@@ -16,7 +16,7 @@ use hapax::{Consumer, Scope};
 use crate::ENGINE;
 use crate::support::wait::until_so;
 use crate::support::{this, valkey};
-use crate::world::{World, cache, remove_indices, search, topic};
+use crate::world::{RecordSource, cache, remove_indices, search, topic};
 
 const DIR: &str = "HAPAX_TEST_PROJECTION_DIR";
 const REBUILT: &str = "HAPAX_TEST_PROJECTION_REBUILT";
@@ -39,7 +39,7 @@ async fn project(dir: &Path, to: &str, watch: impl FnOnce(ConsumerHandle)) -> Co
     settings.session_timeout = Duration::from_secs(2);
     settings.commit_interval = Duration::from_millis(50);
     settings.backoff_base = Duration::from_millis(10);
-    let bus = Arc::new(World::bus(dir)) as Arc<dyn Bus>;
+    let bus = Arc::new(RecordSource::bus(dir)) as Arc<dyn Bus>;
     let consumer = Consumer::builder(bus, ledger).settings(settings).build().unwrap();
     watch(consumer.handle());
     consumer.leased_batch(Projector::new(open(to).await, 1).unwrap()).await.unwrap()
@@ -67,7 +67,7 @@ async fn the_process_that_projects() {
 /// Kills the process at a hit of a point and starts it again. Returns whether the kill came where it was meant to: at the
 /// commit of something that was settled. The first commit may be that of where a partition begins, and one commit may be all.
 async fn killed_at(point: &str, hit: u32, to: &str) -> bool {
-    let world = World::new().await;
+    let world = RecordSource::new().await;
     world.write(6).await;
     world.relay("main").await;
     let status = tokio::task::spawn_blocking({
@@ -154,7 +154,7 @@ async fn rebuilt(dir: &Path, to: &str) {
 /// A rebuild is killed at a point, while a consumer writes what comes meanwhile. What it wrote and settled is there after the next
 /// rebuild, and readers see what they saw until then.
 async fn rebuild_killed_at(point: &str, to: &str) {
-    let world = World::new().await;
+    let world = RecordSource::new().await;
     world.write(6).await;
     world.relay("main").await;
     project(world.dir.path(), to, stop_at_rest).await;

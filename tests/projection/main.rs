@@ -3,6 +3,7 @@
 #![cfg(all(feature = "testing", feature = "sqlite", feature = "redis", feature = "opensearch"))]
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a panic is how a test fails
 
+mod broken;
 mod cache;
 mod crash;
 mod mutants;

@@ -12,12 +12,12 @@ use hapax::records::Payload;
 use hapax::testing::projection::{change, name};
 
 use crate::support::valkey;
-use crate::world::{World, cache};
+use crate::world::{RecordSource, cache};
 
 /// What was swept and not archived is missing, and the rebuild says so before it shows anything.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn t326_a_history_that_does_not_begin_at_1_is_refused() {
-    let world = World::new().await;
+    let world = RecordSource::new().await;
     world.write(6).await;
     world.relay("main").await;
     let projection = MemoryProjection::default();
@@ -26,12 +26,12 @@ async fn t326_a_history_that_does_not_begin_at_1_is_refused() {
     // A record that lives on has its later events only.
     let survivor = world.update_one().await;
     let mut history = world.history().await;
-    let told = rebuild(&projection, &mut history).await.unwrap_err().to_string();
+    let message = rebuild(&projection, &mut history).await.unwrap_err().to_string();
     assert!(
-        told.contains(&survivor.to_string())
-            && told.contains("beginning with seq 1")
-            && told.contains("archive"),
-        "{told}"
+        message.contains(&survivor.to_string())
+            && message.contains("beginning with seq 1")
+            && message.contains("archive"),
+        "{message}"
     );
     let all = projection.scan(None).await.unwrap().found;
     assert_eq!(all.len(), 1, "nothing was switched to: {all:?}");
@@ -41,7 +41,7 @@ async fn t326_a_history_that_does_not_begin_at_1_is_refused() {
 /// The archive has what the journal has no more; what both have is read once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_archive_and_the_journal_are_one_history() {
-    let world = World::new().await;
+    let world = RecordSource::new().await;
     world.write(12).await;
     world.relay("main").await;
     let store = Directory::open(world.dir.path().join("archive")).unwrap();
@@ -68,7 +68,7 @@ async fn an_archive_and_the_journal_are_one_history() {
 /// Each kind of difference is found and named; what is equal is not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn verify_names_what_differs() {
-    let world = World::new().await;
+    let world = RecordSource::new().await;
     world.write(8).await;
     let prefix = valkey::fresh_name();
     let projection = cache(&prefix).await;
@@ -123,7 +123,7 @@ async fn verify_names_what_differs() {
 /// Every event was swept, so no event shows a gap. Neither is an archive without its beginning a history.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn t350_a_history_without_whole_records_is_refused() {
-    let world = World::new().await;
+    let world = RecordSource::new().await;
     world.write(6).await;
     let projection = MemoryProjection::default();
     projection.apply(&world.changes().await).await.unwrap();
@@ -134,8 +134,8 @@ async fn t350_a_history_without_whole_records_is_refused() {
     for archive_is_there in [false, true, true] {
         let archived: Option<&dyn hapax::backend::object::Objects> = archive_is_there.then_some(&store as _);
         let mut history = History::open(&world.journal, &world.records, archived, 1).await.unwrap();
-        let told = rebuild(&projection, &mut history).await.unwrap_err().to_string();
-        assert!(told.contains("and of 4 other records") && told.contains("every event"), "{told}");
+        let message = rebuild(&projection, &mut history).await.unwrap_err().to_string();
+        assert!(message.contains("and of 4 other records") && message.contains("every event"), "{message}");
         let verified = world.verify(&projection).await;
         assert!(verified.is_equal() && verified.records == 5, "the projection is as it was: {verified:?}");
         // For the third time: an archive that begins later.
@@ -145,8 +145,8 @@ async fn t350_a_history_without_whole_records_is_refused() {
             let settings = ArchiveSettings::new(Duration::ZERO, Owner::new("test").unwrap()).unwrap();
             archive(&world.journal, &store, &settings).await.unwrap();
             let mut history = History::open(&world.journal, &world.records, archived, 1).await.unwrap();
-            let told = rebuild(&projection, &mut history).await.unwrap_err().to_string();
-            assert!(told.contains("and of 4 other records"), "{told}");
+            let message = rebuild(&projection, &mut history).await.unwrap_err().to_string();
+            assert!(message.contains("and of 4 other records"), "{message}");
             break;
         }
     }
@@ -158,7 +158,7 @@ async fn t350_a_history_without_whole_records_is_refused() {
 /// A rebuild in place offers the last version of each record and no other: readers never see what was replaced.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn t352_a_rebuild_in_place_applies_last_versions_only() {
-    let world = World::new().await;
+    let world = RecordSource::new().await;
     world.write(6).await;
     let prefix = valkey::fresh_name();
     let projection = cache(&prefix).await;
@@ -183,7 +183,7 @@ async fn t352_a_rebuild_in_place_applies_last_versions_only() {
 /// What cannot be read is named by itself, and nothing else is hidden by it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn t354_damaged_entries_of_the_cache_are_named_one_by_one() {
-    let world = World::new().await;
+    let world = RecordSource::new().await;
     world.write(10).await;
     let prefix = valkey::fresh_name();
     let projection = cache(&prefix).await;
@@ -215,9 +215,9 @@ async fn t354_damaged_entries_of_the_cache_are_named_one_by_one() {
     let _: () = redis::cmd("SET").arg(&foreign).arg("x").query_async(&mut connection).await.unwrap();
     let verified = world.verify(&projection).await;
     assert_eq!(verified.differences.len(), damages.len(), "{verified:?}");
-    for (name, _, _, told) in &damages {
+    for (name, _, _, expected) in &damages {
         let Difference::Unreadable { reason } = &verified.differences[*name] else { panic!("{verified:?}") };
-        assert!(reason.contains(told), "{told}: {reason}");
+        assert!(reason.contains(expected), "{expected}: {reason}");
     }
     assert_eq!(verified.foreign.keys().collect::<Vec<_>>(), [&foreign]);
 }

@@ -17,7 +17,7 @@ use hapax::{Error, Scope};
 use serde_json::{Value, json};
 
 use crate::support::wait::until;
-use crate::world::{World, ask, opensearch, search, search_settings, topic};
+use crate::world::{RecordSource, ask, opensearch, search, search_settings, topic};
 use crate::{ENGINE, SearchHarness};
 
 async fn refused(url: &str) -> Error {
@@ -26,13 +26,13 @@ async fn refused(url: &str) -> Error {
 
 /// An engine with default settings makes an index for whatever is written to. Ours has the defaults, and makes none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn t61_a_missing_alias_is_told_and_makes_no_index() {
+async fn t61_a_missing_alias_is_reported_and_makes_no_index() {
     let harness = SearchHarness::new().await;
     let alias = &harness.alias;
-    let told = refused(&format!("{}/{alias}", opensearch())).await.to_string();
+    let message = refused(&format!("{}/{alias}", opensearch())).await.to_string();
     assert!(
-        told.contains(&format!("there is no alias {alias}")) && told.contains("project rebuild"),
-        "{told}"
+        message.contains(&format!("there is no alias {alias}")) && message.contains("project rebuild"),
+        "{message}"
     );
     let projection = harness.open().await;
     apply(&projection, &[change(1, 1, Some("{}"))]).await;
@@ -59,24 +59,24 @@ async fn an_index_that_is_not_ours_is_refused() {
     let url = |name: &str| format!("{}/{name}", opensearch());
     let foreign = format!("{alias}-foreign");
     assert_eq!(ask("PUT", &foreign, Some("{}")).await.0, 200);
-    let told = refused(&url(&foreign)).await.to_string();
-    assert!(told.contains("is an index"), "{told}");
+    let message = refused(&url(&foreign)).await.to_string();
+    assert!(message.contains("is an index"), "{message}");
     let add = |index: &str| json!({"actions": [{"add": {"index": index, "alias": alias}}]}).to_string();
     ask("POST", "_aliases", Some(&add(&foreign))).await;
-    let told = refused(&url(&alias)).await.to_string();
-    assert!(told.contains("no index of records"), "{told}");
+    let message = refused(&url(&alias)).await.to_string();
+    assert!(message.contains("not an index of records"), "{message}");
     let second = format!("{alias}-second");
     ask("PUT", &second, Some("{}")).await;
     ask("POST", "_aliases", Some(&add(&second))).await;
-    let told = refused(&url(&alias)).await.to_string();
-    assert!(told.contains("2 indices"), "{told}");
+    let message = refused(&url(&alias)).await.to_string();
+    assert!(message.contains("2 indices"), "{message}");
     // One of ours whose filter was taken away would show what is deleted.
     let bare = format!("{alias}-bare");
     let body =
         json!({"mappings": {"_meta": {"hapax": {"format": 1}}}, "aliases": {format!("{alias}-alias"): {}}});
     ask("PUT", &bare, Some(&body.to_string())).await;
-    let told = refused(&url(&format!("{alias}-alias"))).await.to_string();
-    assert!(told.contains("filter"), "{told}");
+    let message = refused(&url(&format!("{alias}-alias"))).await.to_string();
+    assert!(message.contains("filter"), "{message}");
 }
 
 /// A search through the alias finds what is there, by its fields, and nothing that is deleted.
@@ -162,7 +162,7 @@ async fn t61_a_deletion_survives_a_restart_of_the_engine() {
     crate::world::remove_indices(&alias);
 }
 
-/// A server that answers as it is told.
+/// A server with prepared answers.
 async fn pretender(version: Value, alias: &'static str, bulk: Vec<Value>) -> String {
     let answers = Arc::new(Mutex::new(VecDeque::from(bulk)));
     let about = json!({"index-1": {
@@ -186,7 +186,7 @@ async fn pretender(version: Value, alias: &'static str, bulk: Vec<Value>) -> Str
 /// Another engine, or one that is too old: a sentence, before anything is written.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn t325_another_engine_is_refused() {
-    for (version, told) in [
+    for (version, expected_text) in [
         (json!({"number": "8.15.0"}), "not OpenSearch"),
         (json!({"number": "2.6.0", "distribution": "opensearch"}), "version 2.6.0"),
         (json!({}), "version unknown"),
@@ -195,7 +195,9 @@ async fn t325_another_engine_is_refused() {
         let error = refused(&url).await;
         let text = error.to_string();
         assert!(
-            matches!(error, Error::Unsupported(_)) && text.contains(told) && text.contains("2.7 or later"),
+            matches!(error, Error::Unsupported(_))
+                && text.contains(expected_text)
+                && text.contains("2.7 or later"),
             "{text}"
         );
     }
@@ -206,12 +208,11 @@ async fn t325_another_engine_is_refused() {
 /// Through a consumer: a full engine (429) costs no attempt, a conflict (409) is done, a refusal (400) is dead.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn t322_a_full_engine_costs_no_attempt_and_a_refusal_is_dead() {
-    let item =
-        |status: u16| json!({"items": [{"index": {"status": status, "error": {"reason": "as told"}}}]});
+    let item = |status: u16| json!({"items": [{"index": {"status": status, "error": {"reason": "as expected_text"}}}]});
     let bulk = vec![item(429), item(429), item(429), item(409), item(400), item(500)];
     let url = pretender(json!({"number": "2.19.6", "distribution": "opensearch"}), "records", bulk).await;
     let projection = SearchProjection::connect(&url, search_settings(), MissingAlias::Refuse).await.unwrap();
-    let world = World::new().await;
+    let world = RecordSource::new().await;
     world.write(1).await; // a creation and an update of one record: one after the other
     world.write(1).await;
     let bus = Arc::new(MemoryBus::default());
@@ -236,7 +237,7 @@ async fn t322_a_full_engine_costs_no_attempt_and_a_refusal_is_dead() {
     let dead = Filter { states: vec![State::Dead], ..Filter::default() };
     let dead = ledger.list(&dead, None, 10).await.unwrap().entries;
     let reason = dead[0].reason.clone().unwrap();
-    assert!(reason.contains("400") && reason.contains("as told"), "{reason}");
+    assert!(reason.contains("400") && reason.contains("as expected_text"), "{reason}");
     let done = Filter { states: vec![State::Done], ..Filter::default() };
     let attempts: u32 =
         ledger.list(&done, None, 10).await.unwrap().entries.iter().map(|entry| entry.attempts).sum();
@@ -247,7 +248,7 @@ async fn t322_a_full_engine_costs_no_attempt_and_a_refusal_is_dead() {
 }
 
 /// The records that a relay publishes.
-async fn published(world: &World) -> Vec<Record> {
+async fn published(world: &RecordSource) -> Vec<Record> {
     use hapax::bus::{BusEvent, Subscription};
     world.relay("main").await;
     let subscription = Subscription::new("look", [topic()]).unwrap();
@@ -265,7 +266,7 @@ async fn published(world: &World) -> Vec<Record> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rebuild_under_writes_loses_nothing() {
     let harness = SearchHarness::new().await;
-    let world = Arc::new(World::new().await);
+    let world = Arc::new(RecordSource::new().await);
     world.write(40).await;
     world.relay("main").await;
     let settings = settings(Scope::new("search").unwrap(), topic());
@@ -340,7 +341,7 @@ async fn t355_a_rebuild_never_removes_an_index_that_was_switched_to() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn t353_each_changed_field_of_a_document_is_named() {
     let harness = SearchHarness::new().await;
-    let world = World::new().await;
+    let world = RecordSource::new().await;
     world.write(12).await;
     let projection = harness.open().await;
     apply(&projection, &world.changes().await).await;
@@ -353,7 +354,7 @@ async fn t353_each_changed_field_of_a_document_is_named() {
         ("id", json!("00000000-0000-0000-0000-000000000009"), "id"),
         ("seq", json!(7), "seq is 7"),
         ("created_at", json!("2001-01-01"), "created_at"),
-        ("updated_at", json!("2001-01-01T00:00:00Z"), "another content"),
+        ("updated_at", json!("2001-01-01T00:00:00Z"), "different content"),
         ("payload", Value::Null, "no payload"),
         ("large_payload", json!({"n": 1}), "both"),
     ];
@@ -361,7 +362,7 @@ async fn t353_each_changed_field_of_a_document_is_named() {
     let documents: Vec<_> = live.iter().map(hapax::projection::Name::of).collect();
     let mut expected = Vec::new();
     let mut records = documents.iter();
-    for (field, value, told) in fields {
+    for (field, value, expected_text) in fields {
         let name = loop {
             // Those that were deleted later have another version.
             let name = records.next().expect("enough records");
@@ -375,15 +376,15 @@ async fn t353_each_changed_field_of_a_document_is_named() {
         source[field] = value;
         let path = format!("{index}/_doc/{name}?version={}&version_type=external_gte", found["_version"]);
         assert_eq!(ask("PUT", &path, Some(&source.to_string())).await.0, 200);
-        expected.push((name.clone(), told));
+        expected.push((name.clone(), expected_text));
     }
     let foreign = json!({"seq": 1, "deleted": false}).to_string();
     assert_eq!(ask("PUT", &format!("{index}/_doc/foo"), Some(&foreign)).await.0, 201);
     let verified = world.verify(&projection).await;
     assert_eq!(verified.differences.len(), expected.len(), "{verified:?}");
-    for (name, told) in expected {
+    for (name, expected_text) in expected {
         let difference = verified.differences[&name].to_string();
-        assert!(difference.contains(told), "{told}: {difference}");
+        assert!(difference.contains(expected_text), "{expected_text}: {difference}");
     }
     assert_eq!(verified.foreign.keys().collect::<Vec<_>>(), ["foo"]);
 }
@@ -392,7 +393,7 @@ async fn t353_each_changed_field_of_a_document_is_named() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn t358_a_generation_that_does_not_fit_is_refused_at_the_start() {
     let harness = SearchHarness::new().await;
-    let told = Projector::new(harness.open().await, 40_000).unwrap_err().to_string();
-    assert!(told.contains("40000") && told.contains("32767"), "{told}");
+    let message = Projector::new(harness.open().await, 40_000).unwrap_err().to_string();
+    assert!(message.contains("40000") && message.contains("32767"), "{message}");
     assert!(Projector::new(harness.open().await, 32_767).is_ok());
 }

@@ -94,7 +94,7 @@ fn orders() -> ModuleSlug {
 }
 
 /// Records in a file, and a bus in another.
-pub struct World {
+pub struct RecordSource {
     pub dir: tempfile::TempDir,
     pub journal: SqliteJournal,
     pub records: SqliteRecords,
@@ -103,15 +103,15 @@ pub struct World {
     second: std::sync::Mutex<Option<Uuid>>,
 }
 
-impl World {
+impl RecordSource {
     pub async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let journal = SqliteJournal::open(dir.path().join("journal.db"), JournalSettings::default()).unwrap();
         let records = SqliteRecords::open(&journal).unwrap();
         records.create_module(&orders()).await.unwrap();
-        let bus = Arc::new(World::bus(dir.path()));
+        let bus = Arc::new(RecordSource::bus(dir.path()));
         bus.create_topic(&topic(), TopicSettings::new(2)).await.unwrap();
-        World { dir, journal, records, bus, second: std::sync::Mutex::default() }
+        RecordSource { dir, journal, records, bus, second: std::sync::Mutex::default() }
     }
 
     pub fn bus(dir: &Path) -> EmbeddedBus {

@@ -295,6 +295,26 @@ async fn a_slow_partition_slows_nobody_else() {
     assert_eq!((found.events, found.repeats), (107, 0), "what was with the bus was not handed to it again");
 }
 
+/// Decision 22, measured: of twelve aggregates one was refused for a while. Catching up reads its events, not the journal
+/// again, as a cursor for its partition would have to.
+#[tokio::test]
+async fn catching_up_reads_what_is_behind_and_not_the_journal_again() {
+    let (journal, bus) = (Arc::new(OddJournal::default()), bus().await);
+    fill(&*journal, 12, 50).await;
+    bus.fail(|record| is_of(record, "a1").then(away));
+    let running = start(journal.clone(), &bus, settings());
+    let others = |progress: &Progress| progress.position == Position::of(600) && progress.behind == 1;
+    running.until("the others", others).await;
+    let before = journal.events_read.load(Ordering::SeqCst);
+    bus.heal();
+    running.until("it has caught up", |progress| progress.behind == 0).await;
+    let read = journal.events_read.load(Ordering::SeqCst) - before;
+    running.stop().await;
+    println!("{read} events read to catch up with 50 of 600");
+    assert!(read <= 2 * 50, "{read} events were read");
+    assert_eq!(witnessed(&bus).await.events, 600);
+}
+
 /// All of a batch is where the bus does not answer, so that it may be the bus: what was appended meanwhile shows that it is not, once the
 /// bus has given up and the batch is tried again with it.
 #[tokio::test]
@@ -357,7 +377,7 @@ async fn those_that_find_no_room_are_not_looked_for_again_and_again() {
     running.until("they are behind", |progress| progress.behind == 50).await;
     bus.slow(|record| !is_of(record, "good"));
     bus.heal();
-    // All that has room is with the bus soon, and the rest is due.
+    // All that has room is with the bus soon, and the rest is due. No counter shows when.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let before = running.handle.progress().looks;
     tokio::time::sleep(Duration::from_secs(1)).await; // the second in which nothing should happen
@@ -646,8 +666,8 @@ fn the_configuration_has_the_same_defaults() {
     assert_eq!(all(&configured), all(&settings));
     let keys = include_str!("../../docs/relay.md");
     for setting in hapax::config::SETTINGS.iter().filter(|setting| setting.key.starts_with("relay.")) {
-        let told = keys.contains(&format!("`{}`", setting.key));
-        assert!(told || ["relay.name", "relay.topic"].contains(&setting.key), "{}", setting.key);
+        let documented = keys.contains(&format!("`{}`", setting.key));
+        assert!(documented || ["relay.name", "relay.topic"].contains(&setting.key), "{}", setting.key);
     }
 }
 
@@ -799,7 +819,7 @@ async fn events_go_where_they_are_routed() {
 }
 
 #[tokio::test]
-async fn a_missing_topic_and_impossible_settings_are_told_in_a_sentence() {
+async fn a_missing_topic_and_impossible_settings_are_refused_with_a_sentence() {
     let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
     let mut elsewhere = settings();
     elsewhere.topic = Topic::new("nowhere").unwrap();

@@ -105,7 +105,7 @@ async fn pulses_come_while_nothing_happens_to_every_partition_once_per_interval(
     let progress = running.stop().await;
     assert!((60..=62).contains(&progress.pulses), "{progress:?}");
     assert!(progress.looks - looks < 4 * 60, "a pulse costs a look or two: {progress:?}");
-    assert_eq!((progress.published, progress.outages), (3, 0), "a pulse is no record of an event");
+    assert_eq!((progress.published, progress.outages), (3, 0), "a pulse is not a record of an event");
     for partition in 0..PARTITIONS {
         let times = times(&bus, partition).await;
         assert_eq!(times.len() as u64, progress.pulses);
@@ -252,7 +252,7 @@ async fn no_pulse_passes_a_hole() {
     assert_eq!(times(&bus, 0).await.len(), times(&bus, 1).await.len());
 }
 
-/// Some partitions take no pulses: that is no outage, delays nothing, and ends by itself.
+/// Some partitions take no pulses: that is not an outage, delays nothing, and ends by itself.
 #[tokio::test(start_paused = true)]
 async fn a_pulse_that_fails_is_dropped_and_is_no_outage() {
     let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
@@ -293,7 +293,7 @@ async fn a_pulse_without_an_answer_delays_no_event() {
 #[tokio::test(start_paused = true)]
 async fn a_journal_that_cannot_tell_is_relayed_without_pulses() {
     let (journal, bus) = (Arc::new(OddJournal::default()), bus().await);
-    journal.untold.store(true, Ordering::SeqCst);
+    journal.no_horizon.store(true, Ordering::SeqCst);
     append(&*journal, "a", 3).await;
     let running = start(journal.clone(), &bus, settings());
     running.until("the events", |progress| progress.position == Position::of(3)).await;

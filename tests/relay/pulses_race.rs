@@ -22,8 +22,8 @@ const AGGREGATES: usize = 8;
 /// How far the writers may be ahead of the relay, in events.
 const AHEAD_MAX: u64 = 300;
 
-/// What writers were told: when they knew that an event was appended, by the journal's clock.
-type Told = Arc<Mutex<HashMap<String, Time>>>;
+/// What was acknowledged to writers: when they knew that an event was appended, by the journal's clock.
+type Acknowledged = Arc<Mutex<HashMap<String, Time>>>;
 
 /// Starts a writer of this number.
 type StartWriter = Box<dyn FnOnce(&mut Race, usize) + Send>;
@@ -48,7 +48,7 @@ struct Race {
     journal: Arc<dyn Journal>,
     bus: Arc<FaultyBus>,
     topic: Topic,
-    told: Told,
+    acknowledged: Acknowledged,
     stop: Arc<AtomicBool>,
     /// The relay that runs.
     relay: Mutex<Option<(RelayHandle, JoinHandle<hapax::Result<Progress>>)>>,
@@ -65,8 +65,8 @@ impl Race {
         bus.create_topic(&topic, TopicSettings::new(partitions)).await.unwrap();
         let bus = Arc::new(FaultyBus::new(bus));
         bus.late_ms.store(1, Ordering::SeqCst); // a pulse that is sent too early overtakes events
-        let (told, stop) = (Told::default(), Arc::default());
-        Race { journal, bus, topic, told, stop, relay: Mutex::default(), writers: JoinSet::new() }
+        let (acknowledged, stop) = (Acknowledged::default(), Arc::default());
+        Race { journal, bus, topic, acknowledged, stop, relay: Mutex::default(), writers: JoinSet::new() }
     }
 
     fn start_relay(&self) {
@@ -93,8 +93,8 @@ impl Race {
 
     /// Appends until it is told to stop, and not much faster than the relay publishes.
     fn start_writer(self: &mut Race, number: usize, write: impl Write + 'static) {
-        let (journal, told, stop) =
-            (Arc::clone(&self.journal), Arc::clone(&self.told), Arc::clone(&self.stop));
+        let (journal, acknowledged, stop) =
+            (Arc::clone(&self.journal), Arc::clone(&self.acknowledged), Arc::clone(&self.stop));
         self.writers.spawn(async move {
             for n in 0.. {
                 if stop.load(Ordering::SeqCst) {
@@ -105,7 +105,7 @@ impl Race {
                 let aggregate = Aggregate::new(format!("a{}", (n + number) % AGGREGATES)).unwrap();
                 let appended = write.write(&Append::new(aggregate, Expected::Any, [event])).await;
                 let at = journal.now().await.unwrap();
-                told.lock().unwrap().insert(id, at);
+                acknowledged.lock().unwrap().insert(id, at);
                 let position = &appended.placed[0].position;
                 while !stop.load(Ordering::SeqCst) {
                     let relays = journal.relays().await.unwrap();
@@ -160,14 +160,14 @@ impl Race {
         self.pulses(2).await;
         self.stop_relay().await;
         let records = read_topic(&*self.bus, &self.topic).await;
-        let told = self.told.lock().unwrap();
-        assert_eq!(witness(&records).unwrap().events, told.len(), "everything is there");
-        compare(&records, &told, all);
+        let acknowledged = self.acknowledged.lock().unwrap();
+        assert_eq!(witness(&records).unwrap().events, acknowledged.len(), "everything is there");
+        compare(&records, &acknowledged, all);
     }
 }
 
-/// Compares what pulses say with what the writers were told, partition by partition.
-fn compare(records: &[Received], told: &HashMap<String, Time>, all: Time) {
+/// Compares what pulses say with what was acknowledged to the writers, partition by partition.
+fn compare(records: &[Received], acknowledged: &HashMap<String, Time>, all: Time) {
     let mut partitions: HashMap<i32, Vec<&Received>> = HashMap::new();
     for received in records {
         partitions.entry(received.origin.partition).or_default().push(received);
@@ -185,18 +185,18 @@ fn compare(records: &[Received], told: &HashMap<String, Time>, all: Time) {
             let Some(pulse) = Pulse::of(&received.record) else { continue };
             let at = pulse.unwrap().at;
             (pulses, latest) = (pulses + 1, latest.max(Some(at)));
-            for (id, first) in firsts.iter().filter(|(id, _)| told[**id] < at) {
+            for (id, first) in firsts.iter().filter(|(id, _)| acknowledged[**id] < at) {
                 covered += 1;
                 assert!(
                     *first < place,
-                    "partition {number}: the pulse {place} of {at} came before {id} ({first}), told at {}",
-                    told[*id]
+                    "partition {number}: the pulse {place} of {at} came before {id} ({first}), acknowledged at {}",
+                    acknowledged[*id]
                 );
             }
         }
         assert!(latest > Some(all), "partition {number}: the last pulse speaks of everything");
     }
-    println!("{} events, {pulses} pulses, {covered} comparisons", told.len());
+    println!("{} events, {pulses} pulses, {covered} comparisons", acknowledged.len());
     assert!(pulses > 0 && covered > 0);
 }
 
@@ -363,7 +363,7 @@ mod servers {
         let _ = journal.append_in(&mut open, &append("late")).await.unwrap();
         race.pulses(3).await;
         open.commit().await.unwrap();
-        let told = journal.now().await.unwrap();
+        let now = journal.now().await.unwrap();
         until("it is relayed", async || race.progress().published == 1).await;
         race.pulses(2).await;
         race.stop_relay().await;
@@ -376,7 +376,7 @@ mod servers {
             .collect();
         let place = pulses.iter().position(Option::is_none).expect("the event");
         assert!(pulses[..place].iter().any(|at| *at > Some(stored.at)), "later than its time, and before it");
-        assert!(pulses[..place].iter().all(|at| *at <= Some(told)), "none says that it is there");
-        assert!(pulses[place..].iter().any(|at| *at > Some(told)), "and then one does");
+        assert!(pulses[..place].iter().all(|at| *at <= Some(now)), "none says that it is there");
+        assert!(pulses[place..].iter().any(|at| *at > Some(now)), "and then one does");
     }
 }

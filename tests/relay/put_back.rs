@@ -146,9 +146,9 @@ impl Scene {
 
     /// Does what the error says, as the command does it.
     async fn mend(&self, error: &Error) {
-        let told = error.to_string();
+        let message = error.to_string();
         let to =
-            told.split("rewind --to ").nth(1).and_then(|rest| rest.split('`').next()).expect("a command");
+            message.split("rewind --to ").nth(1).and_then(|rest| rest.split('`').next()).expect("a command");
         let mut checkpoint = self.checkpoint().await;
         checkpoint.position = to.parse().unwrap();
         self.journal.rewind(&name(), &checkpoint, None).await.unwrap();
@@ -296,7 +296,7 @@ async fn positions_that_are_drawn_once_more_above_a_relay_are_waited_for() {
     scene.must_be_published().await;
 }
 
-/// The same, where as many were drawn since as had been before: only that it is another life of the server tells. Its processes are started again
+/// The same, where as many were drawn since as had been before: only that it is another incarnation of the server tells. Its processes are started again
 /// after one of them died, its first one lives on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crash_is_noticed_when_draws_have_caught_up() {
@@ -444,8 +444,8 @@ async fn a_file_that_was_put_back_in_part_is_refused() {
     drop(other);
     let journal = SqliteJournal::open(&file, JournalSettings::default()).unwrap();
     let error = journal.acquire_leadership(&name(), &owner, DEADLINE).await.unwrap_err();
-    let told = error.to_string();
-    assert!(told.contains("20") && told.contains("rewind --to 10"), "{told}");
+    let message = error.to_string();
+    assert!(message.contains("20") && message.contains("rewind --to 10"), "{message}");
     checkpoint.position = Position::of(10);
     journal.rewind(&name(), &checkpoint, None).await.unwrap();
     assert!(matches!(

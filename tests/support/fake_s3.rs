@@ -119,9 +119,9 @@ fn answer(
             let names: Vec<_> =
                 body.split("<Key>").skip(1).map(|rest| rest.split('<').next().unwrap()).collect();
             let deleted = |name: &&str| format!("<Deleted><Key>{name}</Key></Deleted>");
-            let told: String = names.iter().map(deleted).collect();
+            let message: String = names.iter().map(deleted).collect();
             kept.retain(|name, _| !names.contains(&name.as_str()));
-            ("200 OK", format!("<DeleteResult>{told}</DeleteResult>").into())
+            ("200 OK", format!("<DeleteResult>{message}</DeleteResult>").into())
         }
         "PUT" if !once => {
             kept.insert(name, body);

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use hapax::backend::memory::MemoryLedger;
 use hapax::error::Result;
-use hapax::ledger::{Claim, Epoch, Extend, Marker, Settle, Settled, SweepSettings, Swept};
+use hapax::ledger::{
+    Claim, Epoch, Extend, Marker, PreventedDays, Settle, Settled, SkipBatch, SweepSettings, Swept,
+};
 use hapax::{Error, Outcome, Scope, Time, Topic, ledger_over};
 
 /// A ledger with faults to order. Clones share them.
@@ -41,8 +43,12 @@ pub struct Faults {
     pub stalled: AtomicBool,
     /// So many sweeps fail.
     pub sweeps_failing: AtomicU32,
+    /// So many batches of skips are stored, but their acknowledgement is lost.
+    pub skips_unheard: AtomicU32,
+    /// Whether batches of skips are never answered.
+    pub skips_stalled: AtomicBool,
     /// How often it failed over.
-    pub lives: AtomicU32,
+    pub incarnations: AtomicU32,
 }
 
 /// Takes one of a count, if there is one left.
@@ -106,8 +112,8 @@ ledger_over!(Faulty {
             self.inner.now().await
         }
         async fn epoch(&self) -> Result<Epoch> {
-            let life = self.faults.lives.load(Ordering::SeqCst);
-            Ok(Epoch::of([self.inner.epoch().await?.to_string(), life.to_string()]))
+            let incarnation = self.faults.incarnations.load(Ordering::SeqCst);
+            Ok(Epoch::of([self.inner.epoch().await?.to_string(), incarnation.to_string()]))
         }
     }
     ConsumerStore {
@@ -117,6 +123,16 @@ ledger_over!(Faulty {
         }
     }
     Operations {
+        async fn note_skips(&self, batch: &SkipBatch) -> Result<()> {
+            if self.faults.skips_stalled.load(Ordering::SeqCst) {
+                std::future::pending::<()>().await;
+            }
+            self.inner.note_skips(batch).await?;
+            if one_of(&self.faults.skips_unheard) { away() } else { Ok(()) }
+        }
+        async fn prevented(&self, since_day: i32) -> Result<PreventedDays> {
+            self.inner.prevented(since_day).await
+        }
         async fn sweep(&self, settings: SweepSettings) -> Result<Swept> {
             if one_of(&self.faults.sweeps_failing) {
                 return away();

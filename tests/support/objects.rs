@@ -72,7 +72,7 @@ impl Place {
                 settings.prefix = format!("tests/{prefix}");
                 Arc::new(S3::connect(settings).await.unwrap())
             }
-            _ => panic!("{} is no place", self.word),
+            _ => panic!("{} is not a place", self.word),
         }
     }
 
@@ -151,10 +151,10 @@ pub async fn follow(journal: &dyn Journal) -> Vec<Stored> {
     let mut after = Position::START;
     let mut all: Vec<Stored> = Vec::new();
     loop {
-        let stretch = journal.read(&after, 7).await.unwrap();
-        let (empty, at_hole) = (stretch.events.is_empty(), stretch.at_hole);
-        all.extend(stretch.events);
-        after = stretch.next;
+        let batch = journal.read(&after, 7).await.unwrap();
+        let (empty, at_hole) = (batch.events.is_empty(), batch.at_hole);
+        all.extend(batch.events);
+        after = batch.next;
         if empty && !at_hole {
             break;
         }

@@ -48,7 +48,7 @@ pub fn url_of(database: &str) -> String {
     format!("{}/{database}", url.rsplit_once('/').expect("the URL names a database").0)
 }
 
-/// A database of its own, for tests that change what a whole database is told. Dropped by [`Scratch::drop_it`].
+/// A database of its own, for tests that change the settings of a whole database. Dropped by [`Scratch::drop_it`].
 pub struct Scratch {
     pub name: String,
     admin: PgPool,
@@ -117,7 +117,7 @@ pub fn child(test: &str, role: &str, schema: &str) -> tokio::process::Command {
 /// The role of this process, if it is a child of a test, and the schema it works in.
 pub fn role() -> Option<(String, String)> {
     let role = std::env::var(ROLE).ok()?;
-    Some((role, std::env::var("HAPAX_TEST_SCHEMA").expect("a child is told its schema")))
+    Some((role, std::env::var("HAPAX_TEST_SCHEMA").expect("a child gets its schema")))
 }
 
 /// Small, seeded randomness: a failure can be repeated with the printed seed.

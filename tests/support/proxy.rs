@@ -18,7 +18,6 @@ const COMMIT: u8 = 2;
 const REFUSE: u8 = 3;
 const COMMIT_ANSWER: u8 = 4;
 const STALL: u8 = 5;
-const LAST_ANSWER: u8 = 6;
 
 #[derive(Default)]
 struct Plan {
@@ -27,6 +26,8 @@ struct Plan {
     lost: AtomicUsize,
     cuts: watch::Sender<u64>,
     silence: Mutex<Option<Silence>>,
+    /// The first message with this text is the last one that reaches the server.
+    last: Mutex<Option<Vec<u8>>>,
     /// How many bytes clients have sent, and were sent.
     sent: AtomicUsize,
     answered: AtomicUsize,
@@ -42,11 +43,7 @@ struct Silence {
 
 impl Plan {
     fn take(&self, what: u8) -> bool {
-        self.take_and(what, PASS)
-    }
-
-    fn take_and(&self, what: u8, then: u8) -> bool {
-        let mine = self.lose.compare_exchange(what, then, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        let mine = self.lose.compare_exchange(what, PASS, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         self.lost.fetch_add(usize::from(mine), Ordering::SeqCst);
         mine
     }
@@ -55,10 +52,21 @@ impl Plan {
     fn goes_silent(&self, message: &[u8]) -> Option<bool> {
         let mut silence = self.silence.lock().unwrap();
         let of = silence.as_ref()?;
-        message.windows(of.at.len()).any(|bytes| bytes == of.at).then(|| {
+        contains(message, &of.at).then(|| {
             self.lost.fetch_add(1, Ordering::SeqCst);
             silence.take().is_some_and(|of| of.passed)
         })
+    }
+
+    /// Whether this message is the last one to be passed on.
+    fn is_last(&self, message: &[u8]) -> bool {
+        let mut last = self.last.lock().unwrap();
+        let is_last = last.as_ref().is_some_and(|text| contains(message, text));
+        if is_last {
+            *last = None;
+            self.lost.fetch_add(1, Ordering::SeqCst);
+        }
+        is_last
     }
 
     fn refuses(&self) -> bool {
@@ -66,6 +74,10 @@ impl Plan {
         self.lost.fetch_add(usize::from(refuses), Ordering::SeqCst);
         refuses
     }
+}
+
+fn contains(message: &[u8], text: &[u8]) -> bool {
+    message.windows(text.len()).any(|bytes| bytes == text)
 }
 
 /// The proxy. It runs as long as its runtime.
@@ -108,9 +120,9 @@ impl Proxy {
         self.plan.lose.store(ANSWER, Ordering::SeqCst);
     }
 
-    /// Lose the answer to the next statement, and from then on [`refuse`](Proxy::refuse).
-    pub fn lose_answer_and_refuse(&self) {
-        self.plan.lose.store(LAST_ANSWER, Ordering::SeqCst);
+    /// Lose the answer to the next statement with this text among its values, and from then on [`refuse`](Proxy::refuse).
+    pub fn lose_answer_and_refuse(&self, text: &str) {
+        *self.plan.last.lock().unwrap() = Some(text.into());
     }
 
     /// Lose the next COMMIT: its client cannot tell this from a lost answer, but the server never saw it.
@@ -203,7 +215,11 @@ async fn requests(
             }
             continue;
         }
-        let commits = buffer[..count].windows(7).any(|bytes| bytes == b"COMMIT\0");
+        if plan.is_last(&buffer[..count]) {
+            mute.store(true, Ordering::SeqCst);
+            plan.lose.store(REFUSE, Ordering::SeqCst);
+        }
+        let commits = contains(&buffer[..count], b"COMMIT\0");
         if commits && plan.take(COMMIT_ANSWER) {
             mute.store(true, Ordering::SeqCst);
         }
@@ -240,8 +256,7 @@ async fn answers(
             continue;
         }
         // CommandComplete comes before the commit of a statement on its own; ReadyForQuery comes after it.
-        losing |= mute.load(Ordering::SeqCst)
-            || (head[0] == b'C' && (plan.take(ANSWER) || plan.take_and(LAST_ANSWER, REFUSE)));
+        losing |= mute.load(Ordering::SeqCst) || (head[0] == b'C' && plan.take(ANSWER));
         if losing && head[0] == b'Z' {
             return;
         }

@@ -72,6 +72,7 @@ export interface Session {
   whole: boolean;
   local: boolean;
   command: string | null;
+  demo: boolean;
   version: string;
 }
 
@@ -91,6 +92,7 @@ export interface Overview {
   relay_state: string | null;
   bus: { bus: string; topic: string; lag: { scope: string; records: number }[] } | null;
   read_model: { feed: string | null; last_sync_at: string | null; stale: boolean; rejected: number | null } | null;
+  prevented: { since: string; count: number; layers: Record<string, number>; valued: number; value: string } | null;
   counters: Record<string, Record<string, number>> | null;
 }
 
@@ -104,7 +106,7 @@ export interface Step {
   facts: Record<string, unknown>;
 }
 
-export interface Life {
+export interface Explanation {
   of: { event?: string; key?: string; aggregate?: string };
   tenant: string | null;
   asked_at: string;
@@ -152,7 +154,7 @@ export interface Retention {
   ledger_retention_s: number;
   key_retention_s: number;
   audit_retention_s: number;
-  weeks: { week: string; ends_at: string | null; drops_after: string | null; removes: number | null }[];
+  weeks: { week: string; ends_at: string | null; drops_after: string | null; removes: number | null; entries: number; bytes: number | null }[];
   dropped: { week: string; dropped_at: string }[];
   entries: number;
   held: number;
@@ -161,6 +163,19 @@ export interface Retention {
   sweep_paused_until: string | null;
   keys_swept_at: string | null;
   journal_oldest_at: string | null;
+}
+
+export interface Demo {
+  elapsed_s: number;
+  events: number;
+  effects: number;
+  kills: number;
+  frozen: number;
+  fenced: number;
+  copied: number;
+  retried: number;
+  caught: number;
+  news: { at_s: number; said: string }[];
 }
 
 export interface Doctor {

@@ -111,7 +111,7 @@ function Redrive({ group, command, close }: { group: Group; command: string; clo
         setDone([...results]);
       }
     } catch (error) {
-      setError(`${(error as Error).message} ${number(results.length)} of ${number(set.length)} have an answer; preview again to see the rest.`);
+      setError(`${(error as Error).message.replace(/\.?$/, ".")} ${number(results.length)} of ${number(set.length)} have an answer; preview again to see the rest.`);
     }
     setRunning(false);
   };
@@ -162,7 +162,7 @@ function Redrive({ group, command, close }: { group: Group; command: string; clo
             <progress max={set.length} value={done.length} />
           </label>
           {failed.length > 0 && <ul class="plain">{failed.map((one) => <li key={one.id}><Name of={one.id} />: {one.said}</li>)}</ul>}
-          {!running && <><p role="status">The audit has a row for each, with your reason.</p><button type="button" onClick={close}>Close</button></>}
+          {!running && <><p role="status">The audit has a row for each{error && " of these"}, with your reason.</p><button type="button" onClick={close}>Close</button></>}
         </>
       )}
     </div>

@@ -1,9 +1,9 @@
-// The life of an event, of a keyed write or of an aggregate as a timeline.
+// The history of an event, of a keyed write or of an aggregate as a timeline.
 import { useState } from "preact/hooks";
-import type { Life, Step } from "./api";
+import type { Explanation, Step } from "./api";
 import { useLoad } from "./live";
 import type { Shown } from "./main";
-import { AsOf, Command, Empty, Name, Notice, clock, day, pause, quoted, visible, zone } from "./text";
+import { AsOf, Command, Empty, Name, Notice, Time, clock, day, pause, quoted, visible, zone } from "./text";
 
 const KINDS = ["id", "aggregate", "key"] as const;
 type Kind = (typeof KINDS)[number];
@@ -34,7 +34,7 @@ export function EventView({ session, query, go }: Shown) {
     setText(name ?? "");
     setOf(tenant ?? "");
   }
-  const { data, at, error, loading, again } = useLoad<Life>(asked ? `/v1/explain?${place}` : null);
+  const { data, at, error, loading, again } = useLoad<Explanation>(asked ? `/v1/explain?${place}` : null);
   const search = (event: Event) => {
     event.preventDefault();
     const to = link(kind, text, of === "" ? null : of);
@@ -73,18 +73,18 @@ export function EventView({ session, query, go }: Shown) {
           <Command label="Lists events" line={`${command} journal read --limit 10`} />
         </Empty>
       )}
-      {data && asked && <Timeline life={data} at={at} />}
+      {data && asked && <Timeline explanation={data} at={at} />}
     </section>
   );
 }
 
-function Timeline({ life, at }: { life: Life; at: Date | null }) {
-  const name = life.of.event ?? life.of.key ?? life.of.aggregate ?? "";
-  const kind = Object.keys(life.of)[0] ?? "event";
+function Timeline({ explanation, at }: { explanation: Explanation; at: Date | null }) {
+  const name = explanation.of.event ?? explanation.of.key ?? explanation.of.aggregate ?? "";
+  const kind = Object.keys(explanation.of)[0] ?? "event";
   let before: number | null = null;
   let shownDay = "";
   const rows: preact.JSX.Element[] = [];
-  life.steps.forEach((step, index) => {
+  explanation.steps.forEach((step, index) => {
     const time = step.at ? new Date(step.at) : null;
     if (time && before !== null && time.getTime() - before >= GAP_MS) {
       rows.push(<li key={`gap-${index}`} class="gap"><span>nothing for {pause(time.getTime() - before)}</span></li>);
@@ -94,23 +94,23 @@ function Timeline({ life, at }: { life: Life; at: Date | null }) {
       rows.push(<li key={`day-${index}`} class="day number">{shownDay}</li>);
     }
     if (time) before = time.getTime();
-    rows.push(<Row key={index} step={step} time={time} withEvent={life.of.event === undefined} subject={life.of.aggregate} tenant={life.tenant} />);
+    rows.push(<Row key={index} step={step} time={time} withEvent={explanation.of.event === undefined} subject={explanation.of.aggregate} tenant={explanation.tenant} />);
   });
   return (
     <>
       <div class="title-row">
-        <h2 class="subject">{kind} <Name of={name} />{life.tenant !== null && <> of tenant <Name of={life.tenant} /></>}</h2>
+        <h2 class="subject">{kind} <Name of={name} />{explanation.tenant !== null && <> of tenant <Name of={explanation.tenant} /></>}</h2>
         <AsOf at={at} />
       </div>
-      {life.scopes.length > 0 && <ul class="plain">{life.scopes.map((queue) => <li key={queue.scope}><strong><Name of={queue.scope} /></strong>: {queue.what}</li>)}</ul>}
+      {explanation.scopes.length > 0 && <ul class="plain">{explanation.scopes.map((queue) => <li key={queue.scope}><strong><Name of={queue.scope} /></strong>: {queue.what}</li>)}</ul>}
       <ol class="timeline">{rows}</ol>
       <p class="small">Times are in {zone(new Date())}. A step without a time says how it stands now.</p>
-      {life.stores.length > 0 && (
+      {explanation.stores.length > 0 && (
         <><h2>What stores say</h2><ul class="plain">
-          {life.stores.map((told, index) => <li key={index} class={told.unreachable ? "alarm" : ""}>{told.store}: {visible(told.message)}</li>)}
+          {explanation.stores.map((store, index) => <li key={index} class={store.unreachable ? "alarm" : ""}>{store.store}: {visible(store.message)}</li>)}
         </ul></>
       )}
-      <p class="small">{life.not_recorded}</p>
+      <p class="small">{explanation.not_recorded}</p>
     </>
   );
 }
@@ -123,6 +123,16 @@ interface RowProps {
   /** The aggregate that all steps are of. */
   subject: string | undefined;
   tenant: string | null;
+}
+
+/** A time as the server writes it. */
+const STAMP = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$/;
+
+/** What a step says besides its sentence. A time is that of this browser's zone, as all others on the page. */
+function Fact({ name, value, tenant }: { name: string; value: string; tenant: string | null }) {
+  if (name === "aggregate") return <a href={link("aggregate", value, tenant)}><Name of={value} /></a>;
+  if (STAMP.test(value) && /(_at|_until)$/.test(name)) return <Time at={value} />;
+  return <Name of={value} />;
 }
 
 function Row({ step, time, withEvent, subject, tenant }: RowProps) {
@@ -139,7 +149,7 @@ function Row({ step, time, withEvent, subject, tenant }: RowProps) {
             {facts.map(([name, value]) => (
               <div key={name}>
                 <dt>{name.replaceAll("_", " ")}</dt>
-                <dd>{name === "aggregate" ? <a href={link("aggregate", String(value), tenant)}><Name of={String(value)} /></a> : <Name of={String(value)} />}</dd>
+                <dd><Fact name={name} value={String(value)} tenant={tenant} /></dd>
               </div>
             ))}
           </dl>

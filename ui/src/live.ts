@@ -1,15 +1,30 @@
 // What the page knows of the server: the numbers as they come, and whether it still answers.
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
-import { Away, Refused, events, get, type Overview } from "./api";
+import { Away, Refused, events, get, type Overview, type Scope } from "./api";
 
 export interface Sample {
   at: number;
   data: Overview;
 }
 
+/** Numbers that only grow, and those that are as they are, at one time. */
+export interface Point {
+  at: number;
+  done: number;
+  appended: number | null;
+  published: number | null;
+  claims: number | null;
+  lag: number | null;
+  leased: number;
+  retrying: number;
+  parked: number;
+}
+
 export interface Live {
   /** The latest samples, the oldest first. */
   samples: Sample[];
+  /** What charts draw, for longer. */
+  points: Point[];
   /** Since when the server does not answer. */
   lostSince: number | null;
   /** Why it refuses. */
@@ -17,12 +32,14 @@ export interface Live {
 }
 
 const KEPT = 11;
+/** Half an hour of points. */
+const POINTS = 900;
 /** Numbers come every two seconds; a server that is silent for so long is lost. */
 const SILENCE_MS = 10_000;
 const AGAIN_MS = 1_500;
 
 export function useLive(enabled: boolean, onUnauthenticated: () => void): Live {
-  const [live, setLive] = useState<Live>({ samples: [], lostSince: null, problem: null });
+  const [live, setLive] = useState<Live>({ samples: [], points: [], lostSince: null, problem: null });
   useEffect(() => {
     if (!enabled) return;
     const ended = new AbortController();
@@ -40,7 +57,12 @@ export function useLive(enabled: boolean, onUnauthenticated: () => void): Live {
             watch = setTimeout(stop, SILENCE_MS);
             if (event.name === "overview") {
               const sample = { at: Date.now(), data: JSON.parse(event.data) as Overview };
-              setLive((old) => ({ samples: [...old.samples, sample].slice(-KEPT), lostSince: null, problem: null }));
+              setLive((old) => ({
+                samples: [...old.samples, sample].slice(-KEPT),
+                points: [...old.points, point(sample)].slice(-POINTS),
+                lostSince: null,
+                problem: null,
+              }));
             } else if (event.name === "problem") {
               const problem = JSON.parse(event.data).detail as string;
               setLive((old) => ({ ...old, lostSince: null, problem }));
@@ -65,6 +87,36 @@ export function useLive(enabled: boolean, onUnauthenticated: () => void): Live {
     return () => ended.abort();
   }, [enabled]);
   return live;
+}
+
+/** How many entries are in some states. */
+export function inState(scopes: Scope[], ...states: string[]): number {
+  return scopes.reduce((sum, scope) => sum + states.reduce((n, state) => n + (scope.states[state] ?? 0), 0), 0);
+}
+
+function point({ at, data }: Sample): Point {
+  const claims = data.counters?.claims;
+  return {
+    at,
+    done: inState(data.scopes, "done", "finished"),
+    appended: data.journal?.events ?? null,
+    published: data.relay?.published ?? null,
+    claims: data.counters ? Object.values(claims ?? {}).reduce((sum, count) => sum + count, 0) : null,
+    lag: data.bus && data.bus.lag.length > 0 ? Math.max(...data.bus.lag.map((group) => group.records)) : null,
+    leased: inState(data.scopes, "leased", "claimed"),
+    retrying: inState(data.scopes, "retry"),
+    parked: inState(data.scopes, "parked"),
+  };
+}
+
+/** How fast a number grew at each point, over the few points before it; none where it fell or is unknown. */
+export function rates(points: Point[], pick: (point: Point) => number | null): (number | null)[] {
+  return points.map((point, index) => {
+    const before = points[Math.max(0, index - 3)];
+    const [value, old] = [pick(point), pick(before)];
+    if (point === before || value === null || old === null || value < old || point.at - before.at < 500) return null;
+    return ((value - old) * 1000) / (point.at - before.at);
+  });
 }
 
 /** How fast a number grows, per second, over the samples; none if it cannot be known. */

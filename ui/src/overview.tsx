@@ -1,13 +1,14 @@
 // The path of an event as the pipeline it is, with what happens on each stage.
 import type { ComponentChildren } from "preact";
 import type { Overview, Scope } from "./api";
-import { growth, type Sample } from "./live";
+import { Charts } from "./chart";
+import { DemoPanel } from "./demo";
+import { growth, inState, type Sample } from "./live";
 import type { Shown } from "./main";
-import { Command, Empty, Name, Time, number, pause, rate } from "./text";
+import { Prevented } from "./prevented";
+import { Command, Empty, Name, Time, number, pause, perSecond, rate } from "./text";
 
 const total = (values: Record<string, number> | undefined) => values && Object.values(values).reduce((a, b) => a + b, 0);
-const inState = (scopes: Scope[], ...states: string[]) =>
-  scopes.reduce((sum, scope) => sum + states.reduce((n, state) => n + (scope.states[state] ?? 0), 0), 0);
 
 type Level = "good" | "warn" | "bad" | "none";
 
@@ -39,7 +40,7 @@ function Stage({ name, level, figure, unit, rows, note }: StageProps) {
 /** Rates of each value of a label, those that never happened left out. */
 function rates(samples: Sample[], metric: string, data: Overview): [string, string][] {
   return Object.keys(data.counters?.[metric] ?? {}).sort()
-    .map((key) => [key.replaceAll("_", " "), `${rate(growth(samples, (data) => data.counters?.[metric]?.[key]))}/s`]);
+    .map((key) => [key.replaceAll("_", " "), perSecond(growth(samples, (data) => data.counters?.[metric]?.[key]))]);
 }
 
 const HIDDEN_NOTE = "Counted for all tenants: it needs a token without a tenant.";
@@ -59,7 +60,7 @@ function JournalStage({ samples, data }: StageData) {
   if (!journal) return <Stage name="Journal" level="none" figure="–" unit="events" rows={[]} note={HIDDEN_NOTE} />;
   const about = journal.exact ? "" : "≈ ";
   return <Stage name="Journal" level="good" figure={about + number(journal.events)} unit="events" rows={[
-    ["appended", `${rate(growth(samples, (data) => data.journal?.events))}/s`],
+    ["appended", perSecond(growth(samples, (data) => data.journal?.events))],
     ["aggregates", about + number(journal.aggregates)],
   ]} />;
 }
@@ -73,7 +74,7 @@ function RelayStage({ samples, data }: StageData) {
   const level = state === "failed" || relay.parked > 0 ? "bad" : relay.behind > 0 || relay.lag_s > 10 ? "warn" : "good";
   return <Stage name="Relay" level={level} figure={relay.lag_s.toFixed(1)} unit="s lag" rows={[
     ["role", state],
-    ["published", `${rate(growth(samples, (data) => data.relay?.published))}/s`],
+    ["published", perSecond(growth(samples, (data) => data.relay?.published))],
     ["aggregates behind", number(relay.behind)],
     ["of them parked", number(relay.parked)],
   ]} />;
@@ -104,7 +105,7 @@ function EffectsStage({ samples, data }: StageData) {
   const count = (...states: string[]) => inState(data.scopes, ...states);
   const level: Level = count("dead") > 0 ? "bad" : count("lost", "parked") > 0 ? "warn" : "good";
   return <Stage name="Effects" level={level} figure={number(count("done", "finished"))} unit="done" rows={[
-    ["now", `${rate(growth(samples, (data) => inState(data.scopes, "done", "finished")))}/s`],
+    ["now", perSecond(growth(samples, (data) => inState(data.scopes, "done", "finished")))],
     ["retrying", number(count("retry"))],
     ["parked", <a href="/aggregates">{number(count("parked"))}</a>],
     ["dead letters", <a href="/dead">{number(count("dead"))}</a>],
@@ -118,10 +119,10 @@ function ReadModelStage({ samples, data, now }: StageData & { now: number }) {
   const age = model.last_sync_at ? Math.max(0, now - Date.parse(model.last_sync_at)) : null;
   const rows: [string, ComponentChildren][] = [["last sync", model.last_sync_at ? <Time at={model.last_sync_at} /> : "unknown"]];
   if (model.feed) rows.push(["feed", model.feed]);
-  if (data.counters) rows.push(["applied", `${rate(growth(samples, (data) => total(data.counters?.applied)))}/s`]);
+  if (data.counters) rows.push(["applied", perSecond(growth(samples, (data) => total(data.counters?.applied)))]);
   if (model.rejected !== null) rows.push(["rejected", number(model.rejected)]);
   return <Stage name="Read model" level={model.rejected ? "bad" : model.stale ? "warn" : "good"}
-    figure={age === null ? "–" : age < 10_000 ? (age / 1000).toFixed(1) : pause(age)} unit={age !== null && age < 10_000 ? "s behind" : "behind"} rows={rows} />;
+    figure={age === null ? "–" : age < 10_000 ? (age / 1000).toFixed(1) : pause(age)} unit={age === null ? "" : age < 10_000 ? "s behind" : "behind"} rows={rows} />;
 }
 
 interface StageData {
@@ -136,6 +137,7 @@ export function OverviewView({ live, session }: Shown) {
     <section>
       <h1>Overview</h1>
       <p class="lead">The path of an event. {samples.length < 2 ? "Rates come with the next numbers." : `Rates are of the last ${Math.round((samples.at(-1)!.at - samples[0].at) / 1000)} seconds.`}</p>
+      {session.demo && <DemoPanel tick={last?.at} />}
       {!last ? <p class="loading">Waiting for the first numbers…</p> : <>
         <ol class="pipeline">
           <KeyedWrites samples={samples} data={last.data} />
@@ -146,7 +148,9 @@ export function OverviewView({ live, session }: Shown) {
           <EffectsStage samples={samples} data={last.data} />
           <ReadModelStage samples={samples} data={last.data} now={last.at} />
         </ol>
+        <Charts live={live} />
         <Scopes samples={samples} data={last.data} command={session.command ?? "hapax"} />
+        <Prevented data={last.data} />
       </>}
     </section>
   );

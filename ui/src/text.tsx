@@ -20,10 +20,23 @@ export function number(value: number): string {
   return plain.format(value);
 }
 
+/** A number per second. */
+export function perSecond(value: number | null): string {
+  return value === null ? "–" : `${rate(value)}/s`;
+}
+
 export function rate(value: number | null): string {
   if (value === null) return "–";
   if (value === 0) return "0";
   return value < 10 ? value.toFixed(1) : plain.format(value);
+}
+
+/** Bytes in the largest unit that leaves a number before the point. */
+export function size(bytes: number): string {
+  const units = ["bytes", "kB", "MB", "GB", "TB"];
+  let at = 0;
+  for (; bytes >= 1000 && at < units.length - 1; at += 1) bytes /= 1000;
+  return `${at === 0 || bytes >= 100 ? plain.format(bytes) : bytes.toFixed(1)} ${units[at]}`;
 }
 
 const pad = (value: number, digits = 2) => String(value).padStart(digits, "0");
@@ -49,6 +62,11 @@ export function Time({ at }: { at: string }) {
   const date = new Date(at);
   if (Number.isNaN(date.getTime())) return <span>{visible(at)}</span>;
   return <time dateTime={at} class="number">{day(date)} {clock(date)}</time>;
+}
+
+/** A sentence of ours, with the commands in it that stand between backquotes. */
+export function Sentence({ of }: { of: string }) {
+  return <>{of.split("`").map((part, index) => (index % 2 === 1 ? <code key={index}>{visible(part)}</code> : visible(part)))}</>;
 }
 
 /** A pause in its two largest units: `3 h 12 min`. */

@@ -3,7 +3,7 @@ import type { Doctor, Retention, Waiting } from "./api";
 import { link } from "./event";
 import { useLoad } from "./live";
 import type { Shown } from "./main";
-import { AsOf, Command, Empty, Name, Notice, Time, number, pause, quoted, visible } from "./text";
+import { AsOf, Command, Empty, Name, Notice, Time, Sentence, number, pause, quoted, size } from "./text";
 
 const SEQS_SHOWN = 8;
 
@@ -60,6 +60,8 @@ export function AggregatesView({ session, live }: Shown) {
 export function RetentionView({ session }: Shown) {
   const { data, at, error, loading, again } = useLoad<Retention>("/v1/retention");
   const command = session.command ?? "hapax";
+  const most = Math.max(1, ...(data?.weeks ?? []).map((week) => week.entries));
+  const bytes = data?.weeks.reduce<number | null>((sum, week) => (sum === null || week.bytes === null ? null : sum + week.bytes), 0) ?? null;
   return (
     <section>
       <div class="title-row"><h1>Retention</h1><AsOf at={at} /></div>
@@ -79,7 +81,7 @@ export function RetentionView({ session }: Shown) {
             <div><dt>Oldest event of the journal</dt><dd>{data.journal_oldest_at ? <Time at={data.journal_oldest_at} /> : "there is none"}</dd></div>
           </dl>
           {data.sweep_paused_until && <Notice kind="warn">The ledger's clock leapt: nothing is removed before <Time at={data.sweep_paused_until} />.</Notice>}
-          <h2>Weeks</h2>
+          <h2>Weeks {bytes !== null && <span class="unit">{size(bytes)} on disk</span>}</h2>
           {data.weeks.length === 0 ? (
             <Empty title="The ledger has no week yet.">
               <p>Events whose id is a UUIDv7 are stored in the week of its time. This makes such ids:</p>
@@ -88,11 +90,14 @@ export function RetentionView({ session }: Shown) {
           ) : (
             <div class="table" tabIndex={0} role="region" aria-label="Weeks">
               <table>
-                <thead><tr><th scope="col">Week of</th><th scope="col">Ends</th><th scope="col">Goes after</th><th scope="col" class="right">A sweep would remove</th></tr></thead>
+                <thead><tr><th scope="col">Week of</th><th scope="col" class="right">Entries</th><th scope="col" class="right">On disk</th><th scope="col"><span class="sr">Share</span></th><th scope="col">Ends</th><th scope="col">Goes after</th><th scope="col" class="right">A sweep would remove</th></tr></thead>
                 <tbody>
                   {data.weeks.map((week) => (
                     <tr key={week.week}>
                       <th scope="row" class="number">{week.week}</th>
+                      <td class={`number right${week.entries === 0 ? " zero" : ""}`}>{number(week.entries)}</td>
+                      <td class="number right">{week.bytes === null ? <span class="zero">unknown</span> : size(week.bytes)}</td>
+                      <td class="share"><meter min={0} max={most} value={week.entries} aria-label={`Entries of the week of ${week.week}`} /></td>
                       <td>{week.ends_at ? <Time at={week.ends_at} /> : "–"}</td>
                       <td>{week.drops_after ? <Time at={week.drops_after} /> : "entries go one by one"}</td>
                       <td class="number right">{week.removes === null ? <span class="zero">stays</span> : number(week.removes)}</td>
@@ -130,7 +135,7 @@ export function DoctorView({ session }: Shown) {
           <li key={index}>
             <span class={`badge ${KIND[finding.level]}`}>{finding.level}</span>
             <strong>{finding.check}</strong>
-            <span class="message">{visible(finding.message)}</span>
+            <span class="message"><Sentence of={finding.message} /></span>
           </li>
         ))}
       </ul>

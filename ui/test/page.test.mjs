@@ -1,22 +1,15 @@
 // The page in a browser, under the policy that the server sends. Screenshots are in target/page/.
 import assert from "node:assert/strict";
-import { mkdirSync, readFileSync } from "node:fs";
-import { createRequire } from "node:module";
-import { dirname, join } from "node:path";
+import { mkdirSync } from "node:fs";
+import { join } from "node:path";
 import { after, before, test } from "node:test";
-import { fileURLToPath } from "node:url";
 import { gzipSync } from "node:zlib";
-import { chromium } from "playwright-core";
+import { assertAccessible, assertFits, close, launch, open as visit, shots } from "./browser.mjs";
 import { HOSTILE, Server, fill } from "./server.mjs";
 
-const here = dirname(fileURLToPath(import.meta.url));
-const shots = join(process.env.CARGO_TARGET_DIR ?? join(here, "../../target"), "page");
-const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
-const FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"];
-const WAIT = 60_000;
-const VIEWS = { overview: "/", event: "/event?id=order-1-paid", aggregate: "/event?aggregate=order-1", search: "/event", dead: "/dead", aggregates: "/aggregates", retention: "/retention", doctor: "/doctor" };
+const VIEWS = { overview: "/", event: "/event?id=order-1-paid", aggregate: "/event?aggregate=order-1", key: "/event?key=order-0", search: "/event", dead: "/dead", aggregates: "/aggregates", retention: "/retention", doctor: "/doctor" };
 /** What is there once a view has its data. */
-const READY = { overview: ".pipeline", event: ".timeline", aggregate: ".timeline", search: ".empty", dead: ".group", aggregates: ".group", retention: ".cards", doctor: ".findings li" };
+const READY = { overview: ".pipeline", event: ".timeline", aggregate: ".timeline", key: ".timeline", search: ".empty", dead: ".group", aggregates: ".group", retention: ".cards", doctor: ".findings li" };
 
 let server, browser;
 before(async () => {
@@ -25,47 +18,16 @@ before(async () => {
   server.run("modules", "create", "orders");
   await server.start();
   await fill(server);
-  browser = await chromium.launch({ executablePath: process.env.HAPAX_TEST_CHROMIUM ?? "/usr/bin/chromium", args: FLAGS });
+  browser = await launch();
 });
 after(async () => {
   await browser?.close();
   await server?.remove();
 });
 
-/** A page that notes whatever goes wrong in it. */
-async function open(path, options = {}) {
-  const context = await browser.newContext({ viewport: { width: 1280, height: 900 }, timezoneId: "Europe/Berlin", ...options });
-  context.setDefaultTimeout(WAIT);
-  const page = await context.newPage();
-  page.wrong = [];
-  page.on("console", (said) => said.type() === "error" && page.wrong.push(said.text()));
-  page.on("pageerror", (error) => page.wrong.push(String(error)));
-  page.on("dialog", (dialog) => { page.wrong.push(`dialog ${dialog.message()}`); dialog.dismiss(); });
-  await page.goto((options.base ?? server.url) + path);
-  return page;
-}
-
-async function close(page) {
-  assert.deepEqual(page.wrong, []);
-  await page.context().close();
-}
-
-/** Nothing is wider than the page, and no name leaves its box. */
-async function assertFits(page, what) {
-  const wide = await page.evaluate(() => {
-    const width = document.documentElement.clientWidth;
-    if (document.documentElement.scrollWidth <= width) return [];
-    const all = [...document.querySelectorAll("body *")].filter((element) => element.getBoundingClientRect().right > width + 1);
-    return all.map((element) => `${element.tagName}.${element.className}`).slice(0, 5).concat("the page scrolls sideways");
-  });
-  assert.deepEqual(wide, [], what);
-}
-
-async function assertAccessible(page, what) {
-  await page.evaluate(axe);
-  const { violations } = await page.evaluate(() => globalThis.axe.run(document, { resultTypes: ["violations"] }));
-  const told = violations.map((one) => `${one.id}: ${one.nodes.map((node) => node.target).join(", ")}`);
-  assert.deepEqual(told, [], what);
+/** A view of the server, or of another one. */
+function open(path, { base, ...options } = {}) {
+  return visit(browser, (base ?? server.url) + path, options);
 }
 
 test("the files are small, known again by their tag, and bound by a strict policy", async () => {
@@ -128,9 +90,23 @@ test("hostile text is text, in every view that shows it", async () => {
 
 test("the commands that the views show are commands, also with hostile names", async () => {
   let ran = 0;
-  for (const name of ["event", "aggregate", "search", "aggregates", "retention", "doctor"]) {
+  for (const name of ["event", "aggregate", "key", "search", "dead", "aggregates", "retention", "doctor"]) {
     const page = await open(VIEWS[name]);
     await page.locator(READY[name]).first().waitFor();
+    if (name === "dead") {
+      // Each group's own command is there once it is previewed; one is open at a time.
+      for (const group of await page.locator(".group").all()) {
+        await group.getByRole("button", { name: "Preview a redrive" }).click();
+        const line = await group.locator(".command code").innerText();
+        const does = line.replace(" dead redrive ", " dead redrive --dry-run ");
+        const { status, stdout, stderr } = server.shell(does);
+        assert.equal(status, 0, `${does}: ${stderr}`);
+        assert.match(stdout, /would redrive|runs again/, does);
+        ran += 1;
+      }
+      await close(page);
+      continue;
+    }
     for (const line of await page.locator(".command code").allInnerTexts()) {
       const does = line.includes(" parked resume ") ? `${line} --dry-run` : line;
       const { status, stdout, stderr } = server.shell(does);
@@ -141,6 +117,45 @@ test("the commands that the views show are commands, also with hostile names", a
     await close(page);
   }
   assert.ok(ran >= 12, `${ran} were run`);
+});
+
+test("a keyed write is followed from its key to its record", async () => {
+  const page = await open("/event");
+  await page.getByLabel("Search by").selectOption("key");
+  await page.getByRole("searchbox").fill("order-1");
+  await page.keyboard.press("Enter");
+  await page.locator(".step.key", { hasText: "its answer was stored: status 201" }).waitFor();
+  await page.locator(".step.journal", { hasText: "appended as seq 1" }).waitFor();
+  assert.equal(new URL(page.url()).searchParams.get("key"), "order-1");
+  // All layers have the same columns: a rule of something else must not make one narrow.
+  const widths = await page.locator(".step .what").evaluateAll((all) => all.map((what) => Math.round(what.getBoundingClientRect().width)));
+  assert.deepEqual([...new Set(widths)], [widths[0]], widths.join());
+  await close(page);
+});
+
+test("idle hours are one line, and a short pause is none", async () => {
+  const page = await open("/event");
+  const step = (at, what) => ({ at, layer: "ledger", name: "mailer", event: "e", seq: null, what, facts: { leased_until: at } });
+  const steps = [step("2026-03-04T08:00:00.000Z", "first seen"), step("2026-03-04T08:00:59.000Z", "failed"), step("2026-03-04T10:00:59.000Z", "done")];
+  await page.route("**/v1/explain?*", (route) => route.fulfill({ json: { of: { event: "e" }, tenant: null, steps, scopes: [], stores: [], not_recorded: "" } }));
+  await page.getByRole("searchbox").fill("e");
+  await page.keyboard.press("Enter");
+  await page.locator(".timeline").waitFor();
+  const rows = await page.locator(".timeline > li").allInnerTexts();
+  const kinds = await page.locator(".timeline > li").evaluateAll((all) => all.map((row) => row.className.split(" ")[0]));
+  assert.deepEqual(kinds, ["day", "step", "step", "gap", "step"], rows.join(" | "));
+  assert.equal(rows[3], "nothing for 2 h");
+  // Times of steps and of what they say are of one zone, that of the browser.
+  assert.match(rows[4], /11:00:59\.000[\s\S]*2026-03-04 11:00:59/);
+  await assertFits(page, "a folded timeline");
+  await close(page);
+});
+
+test("what would have been done twice is on the overview", async () => {
+  const page = await open("/");
+  await page.getByRole("heading", { name: "Not done twice" }).waitFor();
+  await page.getByText(/without hapax \d+ effects would have been done again.*: 2 keyed writes answered with the first answer/).waitFor();
+  await close(page);
 });
 
 test("what nobody knows is said, and the form stays", async () => {
@@ -206,6 +221,61 @@ test("a redrive is previewed, does what it showed, and leaves audit rows", async
   await group.getByRole("button", { name: "Close" }).click();
   await page.getByRole("link", { name: "order-9-paid" }).waitFor();
   await close(page);
+});
+
+test("a redrive of many shows its progress, and what failed on the way", async () => {
+  const many = new Server();
+  await many.start();
+  try {
+    for (const reason of ["the printer is jammed", "the carrier is away"]) {
+      const ids = Array.from({ length: 120 }, (_, n) => `${reason.split(" ")[1]}-${n}`);
+      for (let from = 0; from < ids.length; from += 20) await Promise.all(ids.slice(from, from + 20).map((id) => many.die("mailer", id, reason)));
+    }
+    const page = await open("/dead", { base: many.url });
+    const group = (reason) => page.locator(".group", { hasText: reason });
+    const begin = async (reason, count) => {
+      await group(reason).getByRole("button", { name: "Preview a redrive" }).click();
+      await group(reason).getByText(`${count} of ${count} would run again`).waitFor();
+      await group(reason).getByLabel("Reason, for the audit").fill(`mended: ${reason}`);
+      await group(reason).getByRole("button", { name: `Redrive ${count}` }).click();
+    };
+    // The second request of each redrive is held, or fails.
+    let asked = 0, second;
+    const held = new Promise((resolve) => { second = resolve; });
+    await page.route("**/v1/dead/redrive", async (route) => {
+      asked += 1;
+      if (asked === 2) await held;
+      if (asked === 5) return route.fulfill({ status: 503, contentType: "application/problem+json", json: { status: 503, title: "Unavailable", code: "unavailable", detail: "the ledger is away" } });
+      return route.continue();
+    });
+    await begin("the printer is jammed", 120);
+    await group("the printer is jammed").getByText("Redriving: 50 of 120").waitFor();
+    assert.equal(await group("the printer is jammed").locator("progress").evaluate((bar) => bar.value / bar.max), 50 / 120);
+    await assertAccessible(page, "progress");
+    await page.screenshot({ path: join(shots, "redrive-progress.png"), fullPage: true });
+    second();
+    await group("the printer is jammed").getByText("Redriven: 120 of 120").waitFor();
+    assert.equal(asked, 3);
+    const rows = async (reason) => (await many.must("GET", "/v1/audit?limit=1000")).rows.filter((row) => row.reason === `mended: ${reason}`).length;
+    assert.equal(await rows("the printer is jammed"), 120);
+    await group("the printer is jammed").getByRole("button", { name: "Close" }).click();
+
+    await begin("the carrier is away", 120);
+    const alert = group("the carrier is away").getByRole("alert");
+    await alert.filter({ hasText: "the ledger is away." }).filter({ hasText: "50 of 120 have an answer" }).waitFor();
+    await group("the carrier is away").getByText("Redriven: 50 of 120").waitFor();
+    assert.equal(await rows("the carrier is away"), 50);
+    await page.screenshot({ path: join(shots, "redrive-failed.png"), fullPage: true });
+    await group("the carrier is away").getByRole("button", { name: "Close" }).click();
+    // The rest is as it was, and the next preview has it.
+    await begin("the carrier is away", 70);
+    await group("the carrier is away").getByText("Redriven: 70 of 70").waitFor();
+    assert.equal(await rows("the carrier is away"), 120);
+    page.wrong = page.wrong.filter((said) => !said.includes("503")); // the browser's own line
+    await close(page);
+  } finally {
+    await many.remove();
+  }
 });
 
 test("what became of a redrive stays, also when nothing of the group is left", async () => {

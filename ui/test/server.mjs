@@ -66,6 +66,12 @@ export class Server {
     return this.must("POST", "/v1/journal/append", { aggregate, events }, tenant ? { "hapax-tenant": tenant } : {});
   }
 
+  /** Claims an event and lets it die, without a consumer. */
+  async die(scope, id, reason) {
+    const { token } = await this.must("POST", "/v1/claims", { scope, id });
+    await this.must("POST", "/v1/claims/fail", { scope, id, token, reason, then: "dead", payload: {} });
+  }
+
   /** Runs the handler until something is so. */
   async consume(scope, isSo) {
     const exec = `${process.execPath} ${join(here, "handler.mjs")}`;
@@ -116,6 +122,10 @@ export const HOSTILE = {
 /** A shop with everything in it: done, dead, parked and hostile events, records, two tenants. */
 export async function fill(server) {
   for (let n = 0; n < 4; n += 1) {
+    await server.must("POST", "/v1/modules/orders/records", { payload: { total: n } }, { "idempotency-key": `"order-${n}"` });
+  }
+  // Two retries, which are answered with the first answer.
+  for (let n = 0; n < 2; n += 1) {
     await server.must("POST", "/v1/modules/orders/records", { payload: { total: n } }, { "idempotency-key": `"order-${n}"` });
   }
   for (let n = 1; n <= 6; n += 1) {

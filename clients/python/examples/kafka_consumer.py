@@ -40,9 +40,9 @@ def handle(client, options, sink, message):
         event = json.loads(message.value())
         event_id = event["event_id"]
         if not isinstance(event_id, str) or not event_id.strip():
-            raise ValueError("event_id is no text")
+            raise ValueError("event_id is not text")
     except (ValueError, KeyError, TypeError) as error:
-        bury(client, options, message, f"it is no event: {error!r}")
+        bury(client, options, message, f"it is not an event: {error!r}")
         return
     while True:
         claim = client.claim(options.scope, event_id, lease=options.lease, payload=event)
@@ -61,7 +61,7 @@ def handle(client, options, sink, message):
 
 
 def bury(client, options, message, reason):
-    """What is no event never becomes one: it is a dead letter, named after its place, and does not stop the others."""
+    """What is not an event never becomes one: it is a dead letter, named after its place, and does not stop the others."""
     place = f"{message.topic()}-{message.partition()}-{message.offset()}"
     print(f"{place}: {reason}", file=sys.stderr)
     while True:

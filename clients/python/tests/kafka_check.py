@@ -4,7 +4,7 @@
     kafka_check.py KAFKA SINK COMMAND…    the consumer's command, without its options
 
 SINK is `sqlite` or `files`: what the example writes. Of each event there must be one effect, with the token of a run.
-Among them are messages that are no events: each becomes a dead letter. One event was dead before; it is redriven and
+Among them are messages that are not events: each becomes a dead letter. One event was dead before; it is redriven and
 published again.
 """
 
@@ -59,7 +59,7 @@ def main(kafka, kind, command):
         assert ids[0] not in [id for id, _ in effects()], "it is dead"
         with Client(server.url) as client:
             dead = client.dead.list(scope=name, payload=True)["entries"]
-            assert len(dead) == 1 + len(ODD) and sum("no event" in entry["reason"] for entry in dead) == len(ODD), dead
+            assert len(dead) == 1 + len(ODD) and sum("not an event" in entry["reason"] for entry in dead) == len(ODD), dead
             redriven = client.dead.redrive(name, ids=[ids[0]], reason="mended")["entries"]
             assert redriven[0]["needs_delivery"], redriven
         publish(kafka, name, [json.dumps({"event_id": ids[0], "kind": "order.paid"}).encode()])

@@ -772,7 +772,7 @@ class Recipe(Case):
             for delivery in ("first", "again"):
                 self.handle(value, offset)
             entry = self.client.dead.list(scope=self.options.scope, id=f"orders-3-{offset}")["entries"][0]
-            self.assertIn("no event", entry["reason"])
+            self.assertIn("not an event", entry["reason"])
         self.assertEqual(self.effects(), [])
 
     def test_t341_a_redriven_event_runs_when_it_is_published_again(self):

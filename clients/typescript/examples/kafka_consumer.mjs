@@ -55,9 +55,9 @@ async function handle(client, place, message, heartbeat) {
   let event;
   try {
     event = JSON.parse(message.value.toString());
-    if (typeof event.event_id !== "string" || event.event_id.trim() === "") throw new TypeError("event_id is no text");
+    if (typeof event.event_id !== "string" || event.event_id.trim() === "") throw new TypeError("event_id is not text");
   } catch (error) {
-    return bury(client, place, message, `it is no event: ${error.message}`, heartbeat);
+    return bury(client, place, message, `it is not an event: ${error.message}`, heartbeat);
   }
   for (;;) {
     const claim = await client.claim(options.scope, event.event_id, { leaseMs: options.lease * 1000, payload: event });
@@ -77,7 +77,7 @@ async function handle(client, place, message, heartbeat) {
   }
 }
 
-/** What is no event never becomes one: it is a dead letter, named after its place, and does not stop the others. */
+/** What is not an event never becomes one: it is a dead letter, named after its place, and does not stop the others. */
 async function bury(client, place, message, reason, heartbeat) {
   console.error(`${place}: ${reason}`);
   for (;;) {

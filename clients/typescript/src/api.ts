@@ -66,6 +66,7 @@ export const CODES: ReadonlySet<string> = new Set([
   "forbidden",
   "handler-failed",
   "handler-timeout",
+  "head-too-large",
   "host-forbidden",
   "internal",
   "invalid",
@@ -445,7 +446,7 @@ export interface EventAnswer {
   kind?: string | null;
   /** Its content, if it is JSON. */
   payload?: unknown;
-  /** Its content in base64, if it is no JSON. */
+  /** Its content in base64, if it is not JSON. */
   payload_base64?: string | null;
   /** Its place in the journal's order. */
   position: string;
@@ -470,7 +471,7 @@ export interface EventBody {
    * seq it expects.
    */
   payload?: unknown;
-  /** Its content in base64, if it is no JSON. */
+  /** Its content in base64, if it is not JSON. */
   payload_base64?: string | null;
   /** When it happened (RFC 3339). */
   time?: string | null;
@@ -496,6 +497,27 @@ export type ExpectedBody = number | ExpectedWord;
 
 /** What an append expects, in a word. */
 export type ExpectedWord = "new" | "any";
+
+/** The history of an event, of a keyed write or of an aggregate. */
+export interface ExplainAnswer {
+  /** When the stores were asked. */
+  asked_at: string;
+  /** What is not recorded, in a sentence. */
+  not_recorded: string;
+  /** What it is about: `event`, `key` or `aggregate`, with its name. */
+  of: Record<string, unknown>;
+  /** How each scope stands with the aggregate. */
+  scopes: Array<Record<string, unknown>>;
+  /**
+   * What happened and how it stands, in order: `at`, `layer`, `name` (the scope or the relay), `event`, `seq`,
+   * `what` and `facts`.
+   */
+  steps: Array<Record<string, unknown>>;
+  /** What stores said besides: `store`, `message` and whether it was `unreachable`. */
+  stores: Array<Record<string, unknown>>;
+  /** Whose data. */
+  tenant?: string | null;
+}
 
 /** A lease to extend. */
 export interface ExtendBody {
@@ -664,27 +686,6 @@ export interface LagAnswer {
   scope: string;
 }
 
-/** The life of an event, of a keyed write or of an aggregate. */
-export interface LifeAnswer {
-  /** When the stores were asked. */
-  asked_at: string;
-  /** What is not recorded, in a sentence. */
-  not_recorded: string;
-  /** What it is about: `event`, `key` or `aggregate`, with its name. */
-  of: Record<string, unknown>;
-  /** How each scope stands with the aggregate. */
-  scopes: Array<Record<string, unknown>>;
-  /**
-   * What happened and how it stands, in order: `at`, `layer`, `name` (the scope or the relay), `event`, `seq`,
-   * `what` and `facts`.
-   */
-  steps: Array<Record<string, unknown>>;
-  /** What stores said besides: `store`, `message` and whether it was `unreachable`. */
-  stores: Array<Record<string, unknown>>;
-  /** Whose data. */
-  tenant?: string | null;
-}
-
 /** A page of records. */
 export interface ListAnswer {
   /** Where the next page begins, if there may be one: send it as `after`. */
@@ -733,6 +734,7 @@ export interface OverviewAnswer {
   keys?: KeysOverview | null;
   /** The ledger's clock when the ledger was counted. */
   now: string;
+  prevented?: PreventedOverview | null;
   read_model?: ReadModelOverview | null;
   relay?: RelayStats | null;
   /** What the relay does: `starting`, `leads`, `follows` or `failed`; none if it does not run here. */
@@ -769,7 +771,21 @@ export interface PlacedAnswer {
   seq: number;
 }
 
-/** What a redrive would do. */
+/** Effects that were not done twice, of the last seven days. */
+export interface PreventedOverview {
+  /** How many. */
+  count: number;
+  /** How many, by layer: `keys`, `window` and `claims`. */
+  layers: Record<string, unknown>;
+  /** The first of these days (UTC). */
+  since: string;
+  /** The sum of their values, an exact decimal. */
+  value: string;
+  /** How many had a value (`ledger.value`). */
+  valued: number;
+}
+
+/** What would be done. */
 export interface PreviewAnswer {
   /** Each event, in the order in which they would run. */
   events: Array<PreviewedEvent>;
@@ -777,7 +793,7 @@ export interface PreviewAnswer {
   more: boolean;
 }
 
-/** Which dead letters a redrive is meant for. */
+/** Which events are meant, and what for. */
 export interface PreviewBody {
   /** Only of this aggregate. */
   aggregate?: string | null;
@@ -785,18 +801,25 @@ export interface PreviewBody {
   limit?: number | null;
   /** Also events whose aggregate has moved past them. They then run without order. */
   out_of_order?: boolean;
-  /** Only those whose reason has this pattern, as `GET /v1/dead/groups` says it. */
+  /** Only dead letters whose reason has this pattern, as `GET /v1/dead/groups` says it. */
   pattern?: string | null;
   /** Whose effect it is. */
   scope: string;
   /** Whose data, for those who see all tenants; unset: the caller's. */
   tenant?: string | null;
+  /** What would be done (`redrive` unless set). */
+  what?: PreviewWhat;
 }
 
-/** What a redrive would do to one event. */
+/** What is previewed. */
+export type PreviewWhat = "redrive" | "drop" | "resume" | "skip";
+
+/** What would be done to one event. */
 export interface PreviewedEvent {
   /** Its aggregate. */
   aggregate?: string | null;
+  /** Whether anything would change. */
+  changes: boolean;
   /** The event. */
   id: string;
   /** What would happen, or why nothing would. */
@@ -807,8 +830,10 @@ export interface PreviewedEvent {
   runs: boolean;
   /** Its number in it. */
   seq?: number | null;
-  /** Its token. Send it with the redrive: an event that has changed since is left as it is. */
+  /** Its token. Send it with the request: an event that has changed since is left as it is. */
   token: number;
+  /** What would be done: `redrive`, `retry`, `drop` or `skip`. */
+  what: string;
 }
 
 /** A problem (RFC 9457). */
@@ -998,6 +1023,8 @@ export interface SessionAnswer {
    * who see the whole server.
    */
   command?: string | null;
+  /** Whether this is the page of `hapax demo`, which has buttons of its own. */
+  demo: boolean;
   /** Whether the server asks for no token, because there is none and only this machine can call. */
   local: boolean;
   /** `read`, `write` or `admin`. */
@@ -1055,7 +1082,7 @@ export interface StatusAnswer {
 export interface StoredAnswer {
   /** Its body, if it is text. */
   body?: string | null;
-  /** Its body in base64, if it is no text. */
+  /** Its body in base64, if it is not text. */
   body_base64?: string | null;
   /** Its headers that are kept, as names and values. */
   headers: Array<[string, string]>;
@@ -1153,10 +1180,14 @@ export interface WaitingAnswer {
 
 /** A week of the ledger. */
 export interface WeekAnswer {
+  /** What they and their index occupy, if the store can tell. */
+  bytes?: number | null;
   /** It goes with the first sweep after this time, unless something in it was settled later. */
   drops_after?: string | null;
   /** The Monday before which it ends. */
   ends_at?: string | null;
+  /** How many entries it has. */
+  entries: number;
   /** How many entries a sweep would remove with it now; none: it stays. */
   removes?: number | null;
   /** The Monday on which it begins; `timeless` is that of ids without a time, which go one by one. */

@@ -115,7 +115,7 @@ export function claim(way: Way, request: ClaimRequest): Call<Claim | NotClaimed>
       if (answer.outcome !== "claimed") {
         throw new Odd(`the answer has an outcome that this client does not know: ${visible(String(answer.outcome))}`);
       }
-      if (!Number.isSafeInteger(answer.token)) throw new Odd("the answer's token is no safe integer");
+      if (!Number.isSafeInteger(answer.token)) throw new Odd("the answer's token is not a safe integer");
       return new Claim(way, request, answer, reply);
     },
   };

@@ -14,7 +14,7 @@ import { checkName } from "./text.js";
 
 const VERSION = "0.1.0";
 
-/** What a client may be told besides its server. */
+/** Settings of a client besides its server. */
 export interface ClientOptions {
   /** An API token. Use https then, except to the same machine. */
   readonly token?: string;
@@ -180,7 +180,7 @@ export class Data<P = unknown> extends records.Writes {
     return this.#ask(records.get<P>(this.module, id), options);
   }
 
-  /** Reads up to `limit` records (1 to 1000, 100 unless told) in the order of their ids, from behind `after` on. */
+  /** Reads up to `limit` records (1 to 1000, 100 by default) in the order of their ids, from behind `after` on. */
   async list(which: { after?: string | undefined; limit?: number } = {}, options: CallOptions = {}): Promise<records.Page<P>> {
     return this.#ask(records.page<P>(this.module, which.after, which.limit ?? 100), options);
   }

@@ -96,10 +96,10 @@ export class Invalid extends HapaxError {
   }
 }
 
-/** The server answered with a problem that is no reason to try again. */
+/** The server answered with a problem that is not a reason to try again. */
 export class Answered extends HapaxError {
-  constructor(problem: Problem, doubt: boolean, told = `${problem.code}: ${problem.detail}`) {
-    super(told);
+  constructor(problem: Problem, doubt: boolean, message = `${problem.code}: ${problem.detail}`) {
+    super(message);
     this.problem = problem;
     this.doubt = doubt;
   }
@@ -212,7 +212,7 @@ const BY_CODE = new Map<string, new (problem: Problem, doubt: boolean) => Answer
   ["origin-forbidden", Denied],
 ]);
 
-/** The meaning of a problem that is no reason to try again. */
+/** The meaning of a problem that is not a reason to try again. */
 export function errorOf(problem: Problem, doubt: boolean, conflictInDoubt: boolean): HapaxError {
   const Kind = BY_CODE.get(problem.code) ?? Refused;
   // The server looked the key or the id up before it answered so.

@@ -44,7 +44,7 @@ export interface Call<T> {
   /** In words, for errors: `creating a record of orders`. */
   readonly what: string;
   readonly route: Route;
-  /** Makes the value of a success; throws `Odd` if it is no answer to this. */
+  /** Makes the value of a success; throws `Odd` if it does not answer this. */
   readonly read: (reply: Reply) => T;
   readonly path?: Readonly<Record<string, string>>;
   readonly query?: Readonly<Record<string, string | number | undefined>>;
@@ -251,7 +251,7 @@ async function attempt(
     }
     return judge(response, answer, way.settings);
   } catch (error) {
-    const said = `${begun ? "the answer broke off" : "there was no answer"} (${visible(told(error))})`;
+    const said = `${begun ? "the answer broke off" : "there was no answer"} (${visible(textOf(error))})`;
     return { kind: "nothing", said, next: "again", inDoubt: !carriedNothing(error), error };
   } finally {
     clearTimeout(timer);
@@ -293,7 +293,7 @@ function carriedNothing(error: unknown): boolean {
   });
 }
 
-function told(error: unknown): string {
+function textOf(error: unknown): string {
   if (!(error instanceof Error)) return String(error);
   return error.cause instanceof Error ? `${error.message}: ${error.cause.message || error.cause.name}` : error.message;
 }

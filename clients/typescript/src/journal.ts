@@ -42,14 +42,14 @@ export class JournalEvent {
     readonly time: string | undefined,
     /** When it was stored. */
     readonly at: string,
-    /** Its content as JSON text; numbers have all their digits. Undefined if it is no JSON. */
+    /** Its content as JSON text; numbers have all their digits. Undefined if it is not JSON. */
     readonly payloadJson: string | undefined,
     /** Its content, to the byte. */
     readonly payloadBytes: Uint8Array,
     readonly headers: ReadonlyArray<readonly [string, Uint8Array]>,
   ) {}
 
-  /** Its content as a value; undefined if it is no JSON. */
+  /** Its content as a value; undefined if it is not JSON. */
   get payload(): unknown {
     return this.payloadJson === undefined ? undefined : JSON.parse(this.payloadJson);
   }
@@ -93,7 +93,7 @@ export interface AggregateEvents {
 
 function bodyOf(event: NewEvent, aggregate: string, tenant: string | null): string {
   const id = checkName("the event's id", event.id);
-  const odd = (told: string): Invalid => new Invalid("the event", `${JSON.stringify(id)} ${told}`);
+  const odd = (message: string): Invalid => new Invalid("the event", `${JSON.stringify(id)} ${message}`);
   // What the request has no field for must not be lost in silence.
   if (event.aggregate !== undefined && event.aggregate !== aggregate) throw odd("names another aggregate than the append");
   if (event.tenant !== undefined && event.tenant !== tenant) throw odd("names another tenant than the client");

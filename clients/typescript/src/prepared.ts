@@ -186,14 +186,14 @@ function bad(problem: string): Invalid {
 
 function text(what: string, value: unknown): string | null {
   if (value === null || value === undefined) return null;
-  if (typeof value !== "string") throw bad(`its ${what} is no text`);
+  if (typeof value !== "string") throw bad(`its ${what} is not text`);
   return checkName(`the prepared write's ${what}`, value);
 }
 
 /** A URL may be longer than a name. */
 function url(value: unknown): string | null {
   if (value === null || value === undefined) return null;
-  if (typeof value !== "string" || value.trim() === "") throw bad("its server is no URL");
+  if (typeof value !== "string" || value.trim() === "") throw bad("its server is not a URL");
   return value;
 }
 
@@ -202,7 +202,7 @@ function checkBody(body: unknown): string {
   try {
     if (typeof body === "string" && members(body).has("payload") && !/\p{Surrogate}/u.test(body)) return body;
   } catch {
-    // told below
+    // answered below
   }
   throw bad("its body is not a JSON object with a payload");
 }

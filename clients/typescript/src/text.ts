@@ -31,16 +31,16 @@ export function stringify(what: string, value: unknown): string {
  * that is undefined is left out, as one that is not there.
  */
 function refuseWhatJsonChanges(this: unknown, name: string, value: unknown): unknown {
-  const refuse = (told: string): never => {
-    throw new TypeError(name === "" ? told : `${JSON.stringify(name)}: ${told}`);
+  const refuse = (message: string): never => {
+    throw new TypeError(name === "" ? message : `${JSON.stringify(name)}: ${message}`);
   };
-  if (typeof value === "number" && !Number.isFinite(value)) refuse(`${value} is no number of JSON`);
-  if (typeof value === "function" || typeof value === "symbol") refuse(`a ${typeof value} is no value of JSON`);
-  if (value === undefined && Array.isArray(this)) refuse("undefined is no element of an array of JSON");
-  if (value === null && (this as Record<string, unknown>)[name] instanceof Date) refuse("it is no valid date");
+  if (typeof value === "number" && !Number.isFinite(value)) refuse(`${value} is not a JSON number`);
+  if (typeof value === "function" || typeof value === "symbol") refuse(`a ${typeof value} is not a JSON value`);
+  if (value === undefined && Array.isArray(this)) refuse("undefined cannot be an element of a JSON array");
+  if (value === null && (this as Record<string, unknown>)[name] instanceof Date) refuse("it is not a valid date");
   if (value instanceof RawJson) refuse("a RawJson is content of its own, not a part of it");
   const odd = NOT_JSON.find((kind) => value instanceof kind);
-  if (odd !== undefined || ArrayBuffer.isView(value)) refuse(`a ${odd?.name ?? "typed array"} is no value of JSON`);
+  if (odd !== undefined || ArrayBuffer.isView(value)) refuse(`a ${odd?.name ?? "typed array"} is not a JSON value`);
   return value;
 }
 
@@ -49,7 +49,7 @@ const NOT_JSON = [Map, Set, WeakMap, WeakSet, Promise, RegExp, Error, ArrayBuffe
 
 /** UTF-8 has no half of a surrogate pair: another character would be sent. */
 function checkSurrogates(what: string, text: string): void {
-  if (/\p{Surrogate}/u.test(text)) throw new Invalid(what, "it has half of a surrogate pair, which is no character");
+  if (/\p{Surrogate}/u.test(text)) throw new Invalid(what, "it has half of a surrogate pair, which is not a character");
 }
 
 /** An id or a name: 1 to 255 characters, not blank, no NUL. */
@@ -128,7 +128,7 @@ export function member(of: Map<string, string>, name: string): string {
 /** A whole number that JavaScript holds exactly. */
 export function whole(text: string): number {
   const value: unknown = JSON.parse(text);
-  if (typeof value !== "number" || !Number.isSafeInteger(value)) throw new SyntaxError(`${text.slice(0, 40)} is no safe integer`);
+  if (typeof value !== "number" || !Number.isSafeInteger(value)) throw new SyntaxError(`${text.slice(0, 40)} is not a safe integer`);
   return value;
 }
 

@@ -95,7 +95,7 @@ test("content that JSON would change is refused", () => {
     [{ a: [1, , 2] }, /"1": undefined/],
     [{ a: new Uint8Array(2) }, /"a": a typed array/],
     [{ a: /x/ }, /"a": a RegExp/],
-    [{ a: new Date(Number.NaN) }, /"a": it is no valid date/],
+    [{ a: new Date(Number.NaN) }, /"a": it is not a valid date/],
     [new RawJson(`{"a":"${half}"}`), /half of a surrogate pair/],
   ]) {
     assert.throws(() => orders.prepareCreate(payload), { name: "Invalid", message: says });
@@ -123,7 +123,7 @@ test("settings are numbers above 0, and undefined chooses none", async () => {
   assert.equal(asked, 1);
 });
 
-test("what was tampered with is told in a sentence", () => {
+test("what was tampered with gets a sentence", () => {
   const good = '{"v":1,"operation":"create","key":"k","module":"orders","body":"{\\"payload\\":{}}"}';
   PreparedWrite.fromJson(good);
   for (const [was, becomes, says] of [
@@ -142,7 +142,7 @@ test("what was tampered with is told in a sentence", () => {
   for (const line of ["", "[]", "{", "null", '"x"']) assert.throws(() => PreparedWrite.fromJson(line), Invalid);
 });
 
-test("bad input is told in a sentence, and secrets are not", () => {
+test("bad input gets a sentence that shows no secret", () => {
   for (const [url, says] of [
     ["", /not a URL/],
     ["ftp://h", /http or https/],
@@ -212,7 +212,7 @@ test("t251: a mismatch that may be the caller's own write is in doubt", () => {
   }
 });
 
-test("what is no problem of ours is none", () => {
+test("what is not a problem of ours is none", () => {
   for (const body of [null, [], {}, { code: 7 }, { code: "" }, { code: "A b" }, { code: "x".repeat(65) }]) {
     assert.equal(parseProblem(500, body), undefined);
   }

@@ -186,7 +186,7 @@ describe("writes", () => {
     assert.ok(!(await errorOf(hasty.info(), Unavailable)).inDoubt, "what is read changes nothing");
   });
 
-  test("t289: an answer about something else is no answer", async () => {
+  test("t289: an answer about something else is not an answer", async () => {
     const record = (module, id) => say(200, { id, module, seq: 1, payload: { of: "another" } });
     const mark = named("mixed");
     way.plan.push(record("invoices", uuid7()));
@@ -426,8 +426,8 @@ describe("claims", () => {
     for (const [reason, kept] of [["é".repeat(1 << 20), "é".repeat(2048)], [" \n", "no reason given"], ["", "no reason given"]]) {
       const id = named("reason");
       await (await claimed(id, { payload: { n: 1 } })).dead(reason);
-      const { reason: told, payload } = await entry("dead", id);
-      assert.deepEqual([told, payload], [kept, '{"n":1}']);
+      const { reason: recorded, payload } = await entry("dead", id);
+      assert.deepEqual([recorded, payload], [kept, '{"n":1}']);
     }
   });
 

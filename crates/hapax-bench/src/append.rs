@@ -242,9 +242,9 @@ pub async fn poll(options: &Options) -> Fallible<Report> {
             for (at, (journal, last)) in journals.iter().zip(&lasts).enumerate() {
                 for (what, back) in [0, PAGE as u64].into_iter().enumerate() {
                     let start = Instant::now();
-                    let stretch = journal.read(&Position::of(last - back), PAGE).await?;
+                    let batch = journal.read(&Position::of(last - back), PAGE).await?;
                     times[at + 2 * what].push(start.elapsed().as_secs_f64() * 1e6);
-                    if stretch.events.len() as u64 != back {
+                    if batch.events.len() as u64 != back {
                         return Err("a look found another number of events".into());
                     }
                 }

@@ -20,7 +20,7 @@ pub fn binary() -> Fallible<PathBuf> {
         return Ok(path);
     }
     Err(Missing(format!(
-        "{} is not there: build it with `cargo build --release -p hapax-cli`",
+        "{} is not there: build it with `cargo build --release -p hapax-cli --features full`",
         path.display()
     ))
     .into())

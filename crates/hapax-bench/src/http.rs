@@ -8,15 +8,16 @@ use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::post;
+use hapax::Tenant;
 use hapax::backend::postgres::{PgKeys, PgKeysSettings, Pooling};
 use hapax::backend::sqlite::SqliteKeys;
-use hapax::keyed::{IdempotencyKey, KeyedLayer, KeyedSqlite, KeyedTx};
+use hapax::keyed::{Caller, IdempotencyKey, KeyedLayer, KeyedSqlite, KeyedTx};
 use rusqlite::{Connection, TransactionBehavior};
 use sqlx::{AssertSqlSafe, PgPool};
 use tokio::net::TcpListener;
 
 use crate::harness::{Contestant, Fallible, Goal, Line, Options, Report, interleave, rate};
-use crate::pg::{Schema, execute, number, pool};
+use crate::pg::{Schema, execute, number, pool, url};
 use crate::wire::{Wire, expect};
 
 /// Database connections of either side.
@@ -130,6 +131,8 @@ struct Pair {
     name: &'static str,
     keyed: Served,
     plain: Served,
+    /// Behind the layer, where each request belongs to a tenant.
+    of_a_tenant: Option<Served>,
 }
 
 async fn postgres(schema: &Schema) -> Fallible<Pair> {
@@ -139,11 +142,25 @@ async fn postgres(schema: &Schema) -> Fallible<Pair> {
     let mut settings = PgKeysSettings::default();
     settings.schema.clone_from(&schema.name);
     settings.pooling = Pooling::Session;
-    let layer =
-        KeyedLayer::new(PgKeys::with_pool(pool(POOL).await?, settings).await?).transactional().required();
-    let behind = Router::new().route("/orders", post(keyed)).layer(layer).with_state(schema.name.clone());
+    settings.pool_max = POOL;
+    // Its own pool, as a service has it that opens the keys by a URL.
+    let keys = PgKeys::connect(&url()?, settings).await?;
+    let tenant = Tenant::new("acme")?;
+    let layer = KeyedLayer::new(keys).transactional().required();
+    #[allow(clippy::result_large_err)] // axum rejects with responses
+    let with_tenant = layer
+        .clone()
+        .caller(move |_| Ok(Caller { tenant: Some(tenant.clone()), principal: Some("bench".to_owned()) }));
+    let behind =
+        |layer| Router::new().route("/orders", post(keyed)).layer(layer).with_state(schema.name.clone());
+    let (behind, of_a_tenant) = (behind(layer), behind(with_tenant));
     let without = Router::new().route("/orders", post(plain)).with_state((own, schema.name.clone()));
-    Ok(Pair { name: "PostgreSQL", keyed: Served::start(behind).await?, plain: Served::start(without).await? })
+    Ok(Pair {
+        name: "PostgreSQL",
+        keyed: Served::start(behind).await?,
+        plain: Served::start(without).await?,
+        of_a_tenant: Some(Served::start(of_a_tenant).await?),
+    })
 }
 
 async fn sqlite(dir: &std::path::Path) -> Fallible<Pair> {
@@ -161,13 +178,18 @@ async fn sqlite(dir: &std::path::Path) -> Fallible<Pair> {
     let behind = Router::new().route("/orders", post(keyed_sqlite)).layer(layer);
     let writer: Writer = Arc::new(Mutex::new(open("plain.db")?));
     let without = Router::new().route("/orders", post(plain_sqlite)).with_state(writer);
-    Ok(Pair { name: "SQLite", keyed: Served::start(behind).await?, plain: Served::start(without).await? })
+    Ok(Pair {
+        name: "SQLite",
+        keyed: Served::start(behind).await?,
+        plain: Served::start(without).await?,
+        of_a_tenant: None,
+    })
 }
 
-/// Three contestants: a first write, the same handler without a key, and a replay.
+/// The contestants: a first write, the same handler without a key, a replay, and a first write of a tenant.
 fn contestants(pair: &Pair, connections: usize, count: usize) -> Vec<Contestant<'_>> {
     let name = pair.name;
-    vec![
+    let mut all = vec![
         Contestant::new(format!("{name}: keyed, first write"), move || async move {
             posts(pair.keyed.0, connections, &keys(count)).await
         }),
@@ -180,7 +202,13 @@ fn contestants(pair: &Pair, connections: usize, count: usize) -> Vec<Contestant<
             posts(pair.keyed.0, connections.max(8), &keys).await?;
             posts(pair.keyed.0, connections, &keys).await
         }),
-    ]
+    ];
+    if let Some(served) = &pair.of_a_tenant {
+        all.push(Contestant::new(format!("{name}: keyed, first write of a tenant"), move || async move {
+            posts(served.0, connections, &keys(count)).await
+        }));
+    }
+    all
 }
 
 fn goals(name: &str, lines: &[Line]) -> [Goal; 2] {
@@ -201,18 +229,19 @@ pub async fn run(options: &Options) -> Fallible<Vec<Report>> {
         let pairs = [postgres(&schema).await?, sqlite(dir.path()).await?];
         let count = options.events(count);
         let mut all = contestants(&pairs[0], connections, count);
+        let on_postgres = all.len();
         // A commit of SQLite is one fsync at a time, however many ask.
         all.extend(contestants(&pairs[1], connections, count.min(1600)));
         let lines = interleave(options.rounds, all).await?;
         let rows = number(&on, format!("select count(*) from {}.orders", schema.name)).await?;
-        let expected = 3 * count * (options.rounds + 1);
+        let expected = on_postgres * count * (options.rounds + 1);
         drop(pairs);
         schema.drop().await?;
         if rows != expected as i64 {
             return Err(format!("{rows} rows of {expected} requests: a write was lost or doubled").into());
         }
-        let mut goals_of_both = goals("PostgreSQL", &lines[..3]).to_vec();
-        goals_of_both.extend(goals("SQLite", &lines[3..]));
+        let mut goals_of_both = goals("PostgreSQL", &lines[..on_postgres]).to_vec();
+        goals_of_both.extend(goals("SQLite", &lines[on_postgres..]));
         let plural = if connections == 1 { "" } else { "s" };
         reports.push(Report {
             title: format!("http: one insert per request, {connections} connection{plural}"),

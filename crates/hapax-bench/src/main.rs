@@ -4,10 +4,12 @@
 //! Rivals and hapax take turns. A figure is the median of the rounds, and the ratio is what counts.
 //! The machine's fsync rate is printed too, because most of these figures depend on it.
 //! `HAPAX_BENCH_POSTGRES_URL` (or else `HAPAX_TEST_POSTGRES_URL`) names the PostgreSQL server;
-//! every bench works in its own schemas and drops them. `HAPAX_BENCH_KAFKA` and
-//! `HAPAX_BENCH_VALKEY_URL` (or else `HAPAX_TEST_…`) name Kafka and Valkey; every bench uses its
-//! own topics and keys there.
+//! every bench works in its own schemas and drops them. `HAPAX_BENCH_KAFKA`,
+//! `HAPAX_BENCH_VALKEY_URL`, `HAPAX_BENCH_CLICKHOUSE_URL` and `HAPAX_BENCH_OPENSEARCH_URL` (or else
+//! `HAPAX_TEST_…`) name the other servers; every bench uses its own topics, keys, databases and
+//! indices there.
 
+mod analytics;
 mod append;
 mod claims;
 mod filter;
@@ -22,12 +24,14 @@ mod member;
 mod ops;
 mod pg;
 mod pipeline;
+mod projection;
 mod recovery;
 mod relay;
 mod rivals;
 mod scale;
 mod server;
 mod size;
+mod skips;
 mod sqlite;
 mod sweep;
 mod window;
@@ -55,7 +59,7 @@ struct Cli {
     #[arg(long)]
     quick: bool,
     /// Rows in the tables (scale, sweep, poll, a full week of lease), records in the topic
-    /// (pipeline, lag), or requests (the memory of serve).
+    /// (pipeline, lag), records (analytics), or requests (the memory of serve).
     #[arg(long)]
     rows: Option<u64>,
     /// Events per transaction (pipeline).
@@ -105,6 +109,12 @@ enum Bench {
     Http,
     /// `hapax serve` alone: claims in batches, memory, its start.
     Serve,
+    /// The read model in ClickHouse: rows in, from a commit to an answer, FINAL, verify.
+    Analytics,
+    /// Documents into OpenSearch, records into Valkey.
+    Projection,
+    /// What the log of skips costs.
+    Skips,
     /// A consumer process, started by recovery and lag.
     #[value(hide = true)]
     Member,
@@ -113,7 +123,7 @@ enum Bench {
 }
 
 impl Bench {
-    const EACH: [Bench; 17] = [
+    const EACH: [Bench; 20] = [
         Bench::Claims,
         Bench::Lone,
         Bench::Lease,
@@ -131,6 +141,9 @@ impl Bench {
         Bench::Poll,
         Bench::Relay,
         Bench::Http,
+        Bench::Analytics,
+        Bench::Projection,
+        Bench::Skips,
     ];
 
     async fn run(self, options: &Options) -> Fallible<Vec<Report>> {
@@ -158,6 +171,9 @@ impl Bench {
                 reports.extend(server::run(options).await?);
                 Ok(reports)
             }
+            Bench::Analytics => analytics::run(options).await,
+            Bench::Projection => projection::run(options).await,
+            Bench::Skips => skips::run(options).await,
             Bench::Serve => server::run(options).await,
             Bench::Member => member::run().await.map(|()| Vec::new()),
             Bench::All => {

@@ -103,12 +103,21 @@ impl Schema {
         Ok(guard)
     }
 
+    /// A guard that logs skips, or does not.
+    pub async fn logging_guard(&self, connections: u32, log: bool) -> Fallible<Guard<PgLedger>> {
+        let ledger = self.ledger(connections).await?;
+        Ok(Guard::builder(ledger).scope(SCOPE).with(|settings| settings.log_skips = log).build()?)
+    }
+
     async fn open(&self, connections: u32) -> Fallible<Guard<PgLedger>> {
+        Ok(Guard::builder(self.ledger(connections).await?).scope(SCOPE).build()?)
+    }
+
+    async fn ledger(&self, connections: u32) -> Fallible<PgLedger> {
         let mut settings = PgSettings::default();
         settings.schema.clone_from(&self.name);
         settings.pooling = Pooling::Session;
-        let ledger = PgLedger::with_pool(pool(connections).await?, settings).await?;
-        Ok(Guard::builder(ledger).scope(SCOPE).build()?)
+        Ok(PgLedger::with_pool(pool(connections).await?, settings).await?)
     }
 }
 

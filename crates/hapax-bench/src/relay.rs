@@ -69,11 +69,11 @@ async fn produced(journal: &PgJournal, topic: &Topic, page: usize) -> Fallible<(
         .create()?;
     let mut after = Position::START;
     loop {
-        let stretch = journal.read(&after, page).await?;
-        if stretch.events.is_empty() {
+        let batch = journal.read(&after, page).await?;
+        if batch.events.is_empty() {
             break;
         }
-        for stored in &stretch.events {
+        for stored in &batch.events {
             let id = stored.event.id.as_str();
             let key = stored.aggregate().map_or("", |aggregate| aggregate.as_str());
             let headers =
@@ -90,7 +90,7 @@ async fn produced(journal: &PgJournal, topic: &Topic, page: usize) -> Fallible<(
             }
         }
         producer.poll(Duration::ZERO);
-        after = stretch.next;
+        after = batch.next;
     }
     Ok(producer.flush(LIMIT)?)
 }

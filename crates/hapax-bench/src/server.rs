@@ -138,7 +138,7 @@ async fn claims(options: &Options) -> Fallible<Report> {
 
 /// Requests at once while the memory is measured.
 const CLIENTS: usize = 16;
-/// How long the memory is measured at most.
+/// How long the memory is measured at most, unless somebody says how many requests it should be (`--rows`).
 const AT_MOST: Duration = Duration::from_secs(420);
 /// The requests of one turn of a client.
 const TURN: u64 = 20;
@@ -176,6 +176,7 @@ async fn memory(options: &Options) -> Fallible<Report> {
         return Err("the module could not be made".into());
     }
     let server = Server::start(&data, &[]).await?;
+    let limit = if options.rows.is_some() { Duration::MAX } else { AT_MOST };
     let requests = options.rows.unwrap_or(if options.quick { 20_000 } else { 1_000_000 });
     let (taken, done) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let (began, mut running) = (Instant::now(), tokio::task::JoinSet::new());
@@ -183,7 +184,7 @@ async fn memory(options: &Options) -> Fallible<Report> {
         let (mut wire, taken, done) =
             (Wire::open(server.address).await?, Arc::clone(&taken), Arc::clone(&done));
         running.spawn(async move {
-            while began.elapsed() < AT_MOST && taken.fetch_add(TURN, Ordering::Relaxed) + TURN <= requests {
+            while began.elapsed() < limit && taken.fetch_add(TURN, Ordering::Relaxed) + TURN <= requests {
                 turn(&mut wire).await?;
                 done.fetch_add(TURN, Ordering::Relaxed);
             }

@@ -74,8 +74,8 @@ impl Global {
         let config = Config::load(&self.sources(flags))?;
         if config.data_dir.is_file() {
             let said = if self.data.is_some() { "--data" } else { "data.dir" };
-            let told = format!("{said} {} is a file; it must be a directory", config.data_dir.display());
-            return Err(Failure::config(told));
+            let message = format!("{said} {} is a file; it must be a directory", config.data_dir.display());
+            return Err(Failure::config(message));
         }
         Ok(config)
     }
@@ -176,17 +176,22 @@ pub enum Command {
     Modules(crate::modules::ModulesArgs),
     /// Publish a journal to a bus: every event at least once, each aggregate's in order
     Relay(Box<crate::relay::RelayArgs>),
-    /// Keep a search engine or a cache in step with records, make it anew, compare it
+    /// Keep a search engine or cache in sync with records; rebuild and verify it
     Project(Box<crate::project::ProjectArgs>),
     Serve(Box<crate::serve::ServeArgs>),
+    Top(crate::top::TopArgs),
+    Plan(crate::plan::PlanArgs),
     Probe(Box<crate::probe::ProbeArgs>),
     /// Ask the read model about records: each counted once, with the time up to which that holds
     Query(Box<crate::query::QueryArgs>),
+    /// Build the read model again while it answers
+    Analytics(crate::analytics::AnalyticsArgs),
     /// Prove that a read model, a search index or a cache equals the records, without pausing anything
     Verify(Box<crate::verify::VerifyArgs>),
-    /// Have Debezium carry records from PostgreSQL to a topic, for read models
+    /// Stream records from PostgreSQL to a topic with Debezium
     Cdc(Box<crate::cdc::CdcArgs>),
     Explain(Box<crate::explain::ExplainArgs>),
+    Stats(Box<crate::stats::StatsArgs>),
     Erase(Box<crate::erase::EraseArgs>),
     /// Look at dead letters, run them again or drop them
     Dead(crate::letters::DeadArgs),
@@ -199,7 +204,7 @@ pub enum Command {
     Id(crate::id::IdArgs),
     /// Show the configuration
     Config(crate::config::ConfigArgs),
-    /// Look at the keys of writes, sweep them, decide about those whose outcome is unknown
+    /// List and sweep idempotency keys; resolve those with unknown outcome
     Keys(Box<crate::keys::KeysArgs>),
     Completions(crate::completions::CompletionsArgs),
     /// Inspect and maintain a ledger
@@ -208,6 +213,17 @@ pub enum Command {
     Token(crate::token::TokenArgs),
     /// Show who did what on the server, and why
     Audit(crate::token::AuditArgs),
+}
+
+/// A parser of whole numbers from `least` to `most`. clap's own ranges tell a user "0 is not in 1..=10".
+pub fn between<N>(least: N, most: N) -> impl Fn(&str) -> Result<N, String> + Clone + Send + Sync + 'static
+where
+    N: std::str::FromStr + std::fmt::Display + PartialOrd + Copy + Send + Sync + 'static,
+{
+    move |text| {
+        let number = text.parse().ok().filter(|number| (least..=most).contains(number));
+        number.ok_or_else(|| format!("it must be {least} to {most}"))
+    }
 }
 
 /// Parses a number of partitions.

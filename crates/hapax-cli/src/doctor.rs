@@ -33,9 +33,31 @@ pub struct DoctorArgs {
     window: Option<String>,
 }
 
+/// What a check concludes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    Fine,
+    Warning,
+    /// A promise that cannot be kept.
+    Refusal,
+    /// The check could not be made.
+    Unreachable,
+}
+
+impl Verdict {
+    pub fn label(self) -> &'static str {
+        match self {
+            Verdict::Fine => "fine",
+            Verdict::Warning => "warning",
+            Verdict::Refusal => "refusal",
+            Verdict::Unreachable => "unreachable",
+        }
+    }
+}
+
 /// The result of one check: a finding, or a dependency that cannot be reached.
 pub struct Looked {
-    pub level: &'static str,
+    pub verdict: Verdict,
     pub check: String,
     pub message: String,
 }
@@ -51,29 +73,29 @@ pub struct Report {
 impl Report {
     fn add(&mut self, finding: &Finding) {
         let level = match finding.level {
-            Level::Fine => "fine",
-            Level::Warning => "warning",
-            Level::Refusal => "refusal",
+            Level::Fine => Verdict::Fine,
+            Level::Warning => Verdict::Warning,
+            Level::Refusal => Verdict::Refusal,
         };
         self.refused |= finding.level == Level::Refusal;
         self.say(level, finding.check, finding.message.clone());
     }
 
-    fn say(&mut self, level: &'static str, check: &str, message: String) {
-        self.looked.push(Looked { level, check: check.to_owned(), message });
+    fn say(&mut self, verdict: Verdict, check: &str, message: String) {
+        self.looked.push(Looked { verdict, check: check.to_owned(), message });
     }
 
     /// Records a promise that cannot be kept.
     fn refuse(&mut self, check: &str, message: String) {
         self.refused = true;
-        self.say("refusal", check, message);
+        self.say(Verdict::Refusal, check, message);
     }
 
     /// Records a check that could not be made. A mistake in the request itself is a refusal.
     fn failed(&mut self, check: &str, failure: &Failure) {
         if failure.is_dependency() {
             self.unreachable = true;
-            self.say("unreachable", check, failure.message().to_owned());
+            self.say(Verdict::Unreachable, check, failure.message().to_owned());
         } else {
             self.refuse(check, failure.message().to_owned());
         }
@@ -108,7 +130,7 @@ pub async fn examine(
     };
     let ledger = match opened {
         Ok(ledger) => {
-            report.say("fine", "ledger", format!("{} answers", config.ledger_url_shown()));
+            report.say(Verdict::Fine, "ledger", format!("{} answers", config.ledger_url_shown()));
             Some(ledger)
         }
         Err(failure) => {
@@ -119,8 +141,8 @@ pub async fn examine(
     let bus = match look_at_bus(global, config).await {
         Ok(bus) => {
             let (word, durable) = (bus.capabilities().bus, bus.capabilities().durable);
-            let told = format!("{} answers ({word})", config.bus_url_shown());
-            report.say(if durable { "fine" } else { "warning" }, "bus", told);
+            let message = format!("{} answers ({word})", config.bus_url_shown());
+            report.say(if durable { Verdict::Fine } else { Verdict::Warning }, "bus", message);
             Some(bus)
         }
         Err(failure) => {
@@ -149,8 +171,8 @@ pub async fn examine(
 async fn look_at_bus(global: &Global, config: &Config) -> Result<Arc<dyn Bus>, Failure> {
     if let Some(file) = open::embedded_file(config).filter(|file| !file.exists()) {
         let makes = open::makes_topic(global, "TOPIC");
-        let told = format!("there is no embedded bus at {}; `{makes}` makes one", file.display());
-        return Err(Failure::dependency("unavailable", told));
+        let message = format!("there is no embedded bus at {}; `{makes}` makes one", file.display());
+        return Err(Failure::dependency("unavailable", message));
     }
     let bus = open::bus(config).await?;
     bus.topic(&Topic::new("hapax-doctor")?).await?;
@@ -243,13 +265,15 @@ fn print(global: &Global, report: &Report) -> Result<(), Failure> {
         let list = report
             .looked
             .iter()
-            .map(|looked| json!({"level": looked.level, "check": looked.check, "message": looked.message}));
+            .map(|looked| json!({"level": looked.verdict.label(), "check": looked.check, "message": looked.message}));
         return print::json(&json!({"findings": list.collect::<Vec<_>>()}));
     }
     let rows: Vec<_> = report
         .looked
         .iter()
-        .map(|looked| [looked.level.to_owned(), looked.check.clone(), print::escaped(&looked.message)])
+        .map(|looked| {
+            [looked.verdict.label().to_owned(), looked.check.clone(), print::escaped(&looked.message)]
+        })
         .collect();
     print::table(["level", "check", "finding"], &rows)
 }

@@ -58,8 +58,26 @@ pub fn log(level: Log, json: bool, traces: Option<&Traces>) {
     let _ = if json {
         shown.with(lines.json().with_filter(targets(level))).try_init()
     } else {
-        shown.with(lines.with_target(false).with_filter(targets(level))).try_init()
+        let lines = lines.with_writer(|| Visibly(std::io::stderr())).with_target(false);
+        shown.with(lines.with_filter(targets(level))).try_init()
     };
+}
+
+/// Writes each event as one line on which everything can be seen: a name in it can neither begin another line nor
+/// tell the terminal what to do. Each write is one event.
+struct Visibly<W: std::io::Write>(W);
+
+impl<W: std::io::Write> std::io::Write for Visibly<W> {
+    fn write(&mut self, event: &[u8]) -> std::io::Result<usize> {
+        let text = String::from_utf8_lossy(event);
+        let line = text.strip_suffix('\n').unwrap_or(&text);
+        self.0.write_all(format!("{}\n", hapax::id::Visible(line)).as_bytes())?;
+        Ok(event.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.0.flush()
+    }
 }
 
 /// Starts collecting metrics, once in a process.
@@ -105,6 +123,16 @@ mod tests {
     use tracing_subscriber::filter::LevelFilter;
 
     use super::*;
+
+    #[test]
+    fn an_event_is_one_line_whatever_is_in_it() {
+        use std::io::Write as _;
+        let mut lines = Visibly(Vec::new());
+        lines.write_all("WARN id=a\u{1b}[2J\n2026 ERROR forged \u{202e}b \u{9b}31m\n".as_bytes()).unwrap();
+        lines.write_all("next 漢\n".as_bytes()).unwrap();
+        let text = String::from_utf8(lines.0).unwrap();
+        assert_eq!(text, "WARN id=a\\u{1b}[2J\\n2026 ERROR forged \\u{202e}b \\u{9b}31m\nnext 漢\n");
+    }
 
     #[test]
     fn e_what_the_libraries_below_say_is_not_shown_by_default() {

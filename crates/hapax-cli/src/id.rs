@@ -24,7 +24,7 @@ enum IdCommand {
     #[command(after_help = "Example: hapax id make --count 3")]
     Make {
         /// How many ids
-        #[arg(long, default_value_t = 1)]
+        #[arg(long, default_value_t = 1, value_parser = at_least_one)]
         count: u64,
     },
     /// Derive an id from a namespace and parts: the same parts always give the same id
@@ -43,6 +43,10 @@ enum IdCommand {
         #[arg(required = true)]
         ids: Vec<String>,
     },
+}
+
+fn at_least_one(text: &str) -> Result<u64, String> {
+    text.parse().ok().filter(|count| *count > 0).ok_or_else(|| "it must be a number, at least 1".to_owned())
 }
 
 pub fn run(global: &Global, args: &IdArgs) -> Result<u8, Failure> {

@@ -9,7 +9,7 @@ use hapax::{Aggregate, Ledger, Scope, Tenant};
 
 use crate::cli::Global;
 use crate::failure::Failure;
-use crate::ledger::act::{ChangeArgs, carry_out, each_entry, targets};
+use crate::ledger::act::{ChangeArgs, Target, carry_out, each_entry, targets};
 use crate::ledger::look::{PageArgs, ShowArgs, WhichArgs, list_page, show_if};
 use crate::ledger::open;
 
@@ -130,14 +130,14 @@ pub async fn each(
     ledger: &dyn Ledger,
     what: Intervention,
     args: &ChangeArgs,
-) -> hapax::Result<Vec<(Intervention, Identity)>> {
+) -> hapax::Result<Vec<(Intervention, Target)>> {
     let targets = targets(ledger, &[State::Dead], args).await?;
-    Ok(targets.into_iter().map(|identity| (what, identity)).collect())
+    Ok(targets.into_iter().map(|target| (what, target)).collect())
 }
 
 /// The dead events that the chosen parked events wait behind, in order; if there are none, the
 /// parked events themselves.
-pub async fn resume(ledger: &dyn Ledger, args: &ChangeArgs) -> hapax::Result<Vec<(Intervention, Identity)>> {
+pub async fn resume(ledger: &dyn Ledger, args: &ChangeArgs) -> hapax::Result<Vec<(Intervention, Target)>> {
     let mut steps = Vec::new();
     for parked in lowest(ledger, args).await? {
         let mut heads = dead_heads(ledger, &parked).await?;
@@ -150,18 +150,18 @@ pub async fn resume(ledger: &dyn Ledger, args: &ChangeArgs) -> hapax::Result<Vec
                         .into(),
             });
         } else if heads.is_empty() {
-            steps.push((Intervention::Retry, parked.identity));
+            steps.push((Intervention::Retry, Target::of(&parked)));
         } else {
-            steps.extend(heads.into_iter().map(|head| (Intervention::Redrive, head.identity)));
+            steps.extend(heads.iter().map(|head| (Intervention::Redrive, Target::of(head))));
         }
     }
     Ok(steps)
 }
 
 /// Lets the aggregates of the chosen parked events go on; one event of an aggregate moves all of it.
-pub async fn skip(ledger: &dyn Ledger, args: &ChangeArgs) -> hapax::Result<Vec<(Intervention, Identity)>> {
+pub async fn skip(ledger: &dyn Ledger, args: &ChangeArgs) -> hapax::Result<Vec<(Intervention, Target)>> {
     let lowest = lowest(ledger, args).await?;
-    Ok(lowest.into_iter().map(|entry| (Intervention::Skip, entry.identity)).collect())
+    Ok(lowest.iter().map(|entry| (Intervention::Skip, Target::of(entry))).collect())
 }
 
 /// Identifies a sequence of events that wait for each other: those of an aggregate, or a single
@@ -189,8 +189,8 @@ async fn lowest(ledger: &dyn Ledger, args: &ChangeArgs) -> hapax::Result<Vec<Ent
     if args.all {
         each_entry(ledger, &[State::Parked], &args.which, look).await?;
     } else {
-        for identity in targets(ledger, &[State::Parked], args).await? {
-            let entry = ledger.get(&identity, args.time).await?;
+        for Target { identity, time } in targets(ledger, &[State::Parked], args).await? {
+            let entry = ledger.get(&identity, time).await?;
             look(entry.ok_or_else(|| hapax::Error::NotFound(format!("no entry for {identity}")))?);
         }
     }
@@ -261,12 +261,13 @@ mod tests {
             dry_run: false,
             yes: true,
             ids: Vec::new(),
+            tokens: BTreeMap::new(),
         };
         let steps = skip(&ledger, &args).await.unwrap();
         assert_eq!(steps.len(), 1);
-        assert_eq!(steps[0].1.id.as_str(), "zz");
+        assert_eq!(steps[0].1.identity.id.as_str(), "zz");
         // Whatever is chosen one by one comes in the same order.
         let first = targets(&ledger, &[State::Parked], &args).await.unwrap();
-        assert_eq!(first[0].id.as_str(), "zz");
+        assert_eq!(first[0].identity.id.as_str(), "zz");
     }
 }

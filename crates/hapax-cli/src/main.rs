@@ -4,6 +4,7 @@
 //! Each group of commands has its own file or folder; `cli` has the shared flags, `failure` the
 //! errors that end a command.
 
+mod analytics;
 mod cdc;
 mod cli;
 mod completions;
@@ -17,6 +18,7 @@ mod explain;
 mod exporters;
 mod failure;
 mod filter;
+mod http;
 mod id;
 mod journal;
 mod keys;
@@ -25,6 +27,7 @@ mod letters;
 mod lines;
 mod modules;
 mod open;
+mod plan;
 mod print;
 mod probe;
 mod produce;
@@ -33,7 +36,9 @@ mod query;
 mod relay;
 mod serve;
 mod signal;
+mod stats;
 mod token;
+mod top;
 mod traces;
 mod verify;
 mod who;
@@ -85,12 +90,16 @@ fn run(cli: Cli) -> Result<u8, Failure> {
         Command::Modules(args) => runtime.block_on(modules::run(global, &args)),
         Command::Relay(args) => runtime.block_on(relay::run(global, &args, &gate, metrics.as_ref())),
         Command::Serve(args) => runtime.block_on(serve::run(global, &args, &gate, metrics.as_ref())),
+        Command::Top(args) => runtime.block_on(top::run(global, &args, &gate)),
+        Command::Plan(args) => plan::run(global, &args),
         Command::Probe(args) => runtime.block_on(probe::run(global, &args)),
         Command::Cdc(args) => runtime.block_on(cdc::run(global, &args)),
         Command::Verify(args) => runtime.block_on(verify::run(global, &args)),
+        Command::Analytics(args) => runtime.block_on(analytics::run(global, &args)),
         Command::Query(args) => runtime.block_on(query::run(global, &args)),
         Command::Erase(args) => runtime.block_on(erase::run(global, &args)),
         Command::Explain(args) => runtime.block_on(explain::run(global, &args)),
+        Command::Stats(args) => runtime.block_on(stats::run(global, &args)),
         Command::Dead(args) => runtime.block_on(letters::dead(global, &args)),
         Command::Parked(args) => runtime.block_on(letters::parked(global, &args)),
         Command::Doctor(args) => runtime.block_on(doctor::run(global, &args)),

@@ -90,11 +90,11 @@ async fn modules(
         open::make_room(config, file, "journal")?;
     } else if let Some(file) = file.filter(|file| !file.exists()) {
         let flags = global.given(&OF_JOURNAL);
-        let told = format!(
+        let message = format!(
             "there is no journal, and so no module, at {}; `hapax{flags} modules create SLUG` makes one",
             file.display()
         );
-        return Err(Failure::dependency("unavailable", told));
+        return Err(Failure::dependency("unavailable", message));
     }
     let mut settings = config.journal_settings();
     if !make {
@@ -154,8 +154,8 @@ async fn ls(global: &Global, config: &Config) -> Result<u8, Failure> {
     if bad == 0 {
         return Ok(0);
     }
-    let told = format!("{} not protected as it should be", counted(bad, "module is", "modules are"));
-    Err(Failure::new(failure::BROKEN_PROMISE, "unprotected", told))
+    let message = format!("{} not protected as it should be", counted(bad, "module is", "modules are"));
+    Err(Failure::new(failure::BROKEN_PROMISE, "unprotected", message))
 }
 
 async fn grants(global: &Global, config: &Config) -> Result<u8, Failure> {

@@ -33,10 +33,10 @@ pub async fn ledger(config: &Config, pools: &Pools) -> Result<Arc<dyn Ledger>, F
 pub async fn read_model(config: &Config) -> Result<Option<Arc<dyn ReadModel>>, Failure> {
     let Some(url) = &config.analytics.url else { return Ok(None) };
     make_room(config, sqlite_path(url), "read model")?;
-    let model = open::read_model(url)?;
+    let model = open::read_model_for(url, config.analytics.generation)?;
     match model.partitions().await {
         Err(error) if error.is_retryable() => {
-            tracing::warn!(target: "hapax", error = %error.chain(), "the read model does not answer; the feed waits for it");
+            tracing::warn!(target: "hapax", error = %error.chain(), "read model unavailable; the feed is waiting for it");
         }
         other => drop(other?),
     }
@@ -46,14 +46,14 @@ pub async fn read_model(config: &Config) -> Result<Option<Arc<dyn ReadModel>>, F
 /// Opens the read model to look into it. A missing one is not created.
 pub fn existing_read_model(global: &Global, config: &Config) -> Result<Arc<dyn ReadModel>, Failure> {
     let Some(url) = &config.analytics.url else {
-        let told =
+        let message =
             "there is no read model: analytics.url is unset, and the journal or the bus is not embedded";
-        return Err(Failure::config(told));
+        return Err(Failure::config(message));
     };
     if let Some(file) = sqlite_path(url).filter(|file| !file.exists()) {
         let flags = global.given(&["--data"]);
-        let told = format!("there is no read model at {}; `hapax{flags} serve` makes one", file.display());
-        return Err(Failure::dependency("unavailable", told));
+        let message = format!("there is no read model at {}; `hapax{flags} serve` makes one", file.display());
+        return Err(Failure::dependency("unavailable", message));
     }
     Ok(open::existing_read_model(url)?)
 }
@@ -69,9 +69,9 @@ pub async fn journal(config: &Config, pools: &Pools) -> Result<Arc<dyn Journal>,
 pub async fn existing_journal(global: &Global, config: &Config) -> Result<Arc<dyn Journal>, Failure> {
     if let Some(path) = missing_journal(&config.journal.url) {
         let flags = global.given(&["--data", "--journal"]);
-        let told =
+        let message =
             format!("there is no journal at {}; `hapax{flags} journal append` makes one", path.display());
-        return Err(Failure::dependency("unavailable", told));
+        return Err(Failure::dependency("unavailable", message));
     }
     open_journal(config, &Pools::default()).await
 }
@@ -114,11 +114,11 @@ pub async fn records_of_all(global: &Global, config: &Config) -> Result<Arc<dyn 
     config.records_in_one_database()?;
     let flags = global.given(&["--data", "--journal"]);
     if let Some(file) = sqlite_path(&config.journal.url).filter(|file| !file.exists()) {
-        let told = format!(
+        let message = format!(
             "there is no journal, and so no record, at {}; `hapax{flags} modules create SLUG` makes one",
             file.display()
         );
-        return Err(Failure::dependency("unavailable", told));
+        return Err(Failure::dependency("unavailable", message));
     }
     let url = config.keys.maintenance_url.as_ref().unwrap_or(&config.journal.url);
     let opened = open::snapshot_with(url, &maintenance_settings(config, &Pools::default())).await;
@@ -286,13 +286,22 @@ pub fn make_room(config: &Config, file: Option<&Path>, what: &str) -> Result<(),
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
     let Some(folder) = folder.filter(|folder| !folder.is_dir()) else { return Ok(()) };
     if folder != config.data_dir {
-        let told = format!(
+        let message = format!(
             "there is no directory {} for the {what} {}; make it first",
             folder.display(),
             file.display()
         );
-        return Err(Failure::config(told));
+        return Err(Failure::config(message));
     }
-    std::fs::create_dir_all(folder)
+    make_private_directory(folder)
         .map_err(|e| Failure::dependency("unavailable", format!("{} cannot be made: {e}", folder.display())))
+}
+
+/// Makes a directory, and those above it, that only their owner may look into.
+pub fn make_private_directory(path: &Path) -> std::io::Result<()> {
+    let mut private = std::fs::DirBuilder::new();
+    private.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut private, 0o700);
+    private.create(path)
 }

@@ -159,6 +159,19 @@ fn wrapped(text: &str, width: usize, indent: usize) -> String {
     out
 }
 
+/// A number with commas: `10,000`.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
 /// Makes text from outside safe for a terminal.
 pub fn escaped(text: &str) -> String {
     hapax::id::Visible(text).to_string()
@@ -239,5 +252,13 @@ mod tests {
     fn what_cannot_be_seen_is_escaped() {
         let text = table_text(["a", "b", "c"], &rows(&[["x\u{1b}[2J", "DOM\\user", "\n"]]), None).join("\n");
         assert!(text.ends_with("x\\u{1b}[2J  DOM\\user  \\n"), "{text}");
+    }
+
+    #[test]
+    fn numbers_have_commas() {
+        assert_eq!(
+            [0, 999, 1000, 10_000, 1_234_567].map(grouped),
+            ["0", "999", "1,000", "10,000", "1,234,567"]
+        );
     }
 }

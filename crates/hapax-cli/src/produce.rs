@@ -238,7 +238,7 @@ impl Maker {
     fn new(args: &ProduceArgs) -> Result<Self, Failure> {
         if let Some(key) = args.key.as_deref().filter(|key| !key.is_empty() && !key.starts_with('/')) {
             return Err(Failure::config(format!(
-                "--key {key:?} is no JSON pointer: it does not start with '/'"
+                "--key {key:?} is not a JSON pointer: it does not start with '/'"
             )));
         }
         let id = args.id.clone().map(|pointer| IdChain::new([IdSource::Pointer(pointer)])).transpose();
@@ -296,7 +296,7 @@ fn key_of(value: &Value, pointer: &str) -> Result<Bytes, String> {
     match value.pointer(pointer) {
         Some(Value::String(text)) => Ok(Bytes::from(text.clone())),
         Some(Value::Number(number)) => Ok(Bytes::from(number.to_string())),
-        Some(_) => Err(format!("its {pointer} is neither a text nor a number, so it is no key")),
+        Some(_) => Err(format!("its {pointer} is neither a text nor a number, so it is not a key")),
         None => Err(format!("it has no {pointer}, so it has no key")),
     }
 }

@@ -28,9 +28,9 @@ impl Gate {
     /// From now on a signal no longer ends the process; it is sent to the returned channel as its
     /// exit code. After a second signal the process has three more seconds.
     pub fn take_signals(&self) -> mpsc::UnboundedReceiver<i32> {
-        let (tell, told) = mpsc::unbounded_channel();
+        let (tell, signals) = mpsc::unbounded_channel();
         *self.1.lock().unwrap_or_else(PoisonError::into_inner) = Some(tell);
-        told
+        signals
     }
 
     fn tell(&self, code: i32) -> bool {

@@ -12,7 +12,7 @@ use hapax::config::{Config, Migrate, sqlite_path};
 use hapax::{Scope, Tenant};
 use serde_json::{Value, json};
 
-use crate::cli::Global;
+use crate::cli::{Global, between};
 use crate::failure::Failure;
 use crate::{open, print};
 
@@ -109,7 +109,7 @@ struct RotateArgs {
 #[derive(Debug, Args)]
 pub struct ByArgs {
     /// The reason, for the audit row
-    #[arg(long, value_name = "R", default_value = "")]
+    #[arg(long, value_name = "R", default_value = "", hide_default_value = true)]
     reason: String,
     /// The person, for the audit row [default: $USER, else the uid]
     #[arg(long, value_name = "NAME")]
@@ -156,11 +156,11 @@ async fn existing(global: &Global, config: &Config) -> Result<Arc<dyn Access>, F
         && !path.exists()
     {
         let flags = global.given(&["--data", "--journal"]);
-        let told = format!(
+        let message = format!(
             "there are no tokens at {}; `hapax{flags} token create --name NAME` makes one",
             path.display()
         );
-        return Err(Failure::dependency("unavailable", told));
+        return Err(Failure::dependency("unavailable", message));
     }
     let mut settings = config.keys_settings();
     settings.refuse = false;
@@ -183,7 +183,7 @@ async fn create(global: &Global, config: &Config, args: &CreateArgs) -> Result<u
     let about = NewToken::new(&args.name, args.role)
         .tenant(args.tenant.clone())
         .scopes(Scopes::of(args.scope.iter().cloned()))
-        .lives(args.expires);
+        .expires_in(args.expires);
     let token = ApiToken::generate();
     let entry = access(config).await?.create(&token, &about, &by).await?;
     tell(global, &format!("token {} ({}) was made in {}", entry.id, entry.name, config.keys_url_shown()));
@@ -255,7 +255,7 @@ async fn list(global: &Global, store: &dyn Access, args: &LsArgs) -> Result<u8, 
                 entry.id.to_string(),
                 entry.name.clone(),
                 entry.role.to_string(),
-                entry.state.to_owned(),
+                entry.state.to_string(),
                 tenant.to_owned(),
                 scopes_text(&entry.scopes),
                 entry.made_by.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string),
@@ -307,10 +307,10 @@ async fn find(store: &dyn Access, text: &str) -> Result<TokenEntry, Failure> {
     match named.len() {
         1 => Ok(named.remove(0)),
         0 => {
-            let told = format!(
+            let message = format!(
                 "no token has the id {text:?}, and no live one has that name; `hapax token ls` lists them"
             );
-            Err(Failure::new(crate::failure::INPUT, "not-found", told))
+            Err(Failure::new(crate::failure::INPUT, "not-found", message))
         }
         count => Err(Failure::input(format!("{count} live tokens are named {text:?}; name one by its id"))),
     }
@@ -347,7 +347,7 @@ fn entry_json(entry: &TokenEntry) -> Value {
         Scopes::Only(scopes) => Some(scopes.iter().map(Scope::as_str).collect::<Vec<_>>()),
     };
     json!({
-        "id": entry.id.as_str(), "name": entry.name, "role": entry.role.as_str(), "state": entry.state,
+        "id": entry.id.as_str(), "name": entry.name, "role": entry.role.as_str(), "state": entry.state.label(),
         "tenant": entry.tenant.as_ref().map(Tenant::as_str), "scopes": scopes, "rotations": entry.rotations,
         "made_by": entry.made_by.as_ref().map(TokenId::as_str),
         "created_at": entry.created_at.to_string(), "expires_at": time(entry.expires_at),
@@ -378,7 +378,7 @@ struct AuditLsArgs {
     #[arg(long, value_name = "NUMBER")]
     before: Option<i64>,
     /// How many at most
-    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = between::<u16>(1, 1000))]
     limit: u16,
 }
 

@@ -51,7 +51,7 @@ mod built {
     pub enum Traces {}
 
     impl Traces {
-        /// Without the feature there is nothing to send; who asks for traces is told.
+        /// Without the feature there is nothing to send; whoever asks for traces gets a sentence.
         pub fn from_environment() -> Result<Option<Self>, Failure> {
             if super::wanted(super::variable)? {
                 let missing = Failure::not_built_in("sending traces (OTEL_…)", "otel");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use hapax::analytics::{self, Sum, TenantModule, Uuid, Verified, VerifySettings};
+use hapax::analytics::{self, Sum, Sums, TenantModule, Uuid, Verified, VerifySettings};
 use hapax::records::{ModuleSlug, tenant_id};
 use hapax::words::counted;
 use hapax::{Error, Tenant};
@@ -100,19 +100,8 @@ async fn analytics(global: &Global, args: &AnalyticsArgs) -> Result<u8, Failure>
 }
 
 /// The result with all its sums.
-fn receipt(verified: &Verified, limit: usize) -> Value {
-    let sum = |sum: Sum| json!({"records": sum.records, "sum": hex(sum)});
-    let mut sums = Vec::new();
-    for of in verified.source.groups(&verified.model) {
-        for bucket in 0..=u8::MAX {
-            let (source, model) = (verified.source.bucket(&of, bucket), verified.model.bucket(&of, bucket));
-            if source != Sum::default() || model != Sum::default() {
-                sums.push(json!({
-                    "tenant": tenant(&of), "module": of.1.as_str(), "bucket": bucket, "source": sum(source), "model": sum(model),
-                }));
-            }
-        }
-    }
+pub(crate) fn receipt(verified: &Verified, limit: usize) -> Value {
+    let sums = sums(&verified.source, ("model", &verified.model));
     let listed = verified.differences.iter().take(limit).map(|(name, what)| {
         json!({"record": name.to_string(), "kind": what.kind(), "difference": what.to_string()})
     });
@@ -123,7 +112,27 @@ fn receipt(verified: &Verified, limit: usize) -> Value {
     })
 }
 
-fn show(verified: &Verified, limit: usize) -> Result<(), Failure> {
+pub(crate) fn sum(sum: Sum) -> Value {
+    json!({"records": sum.records, "sum": hex(sum)})
+}
+
+/// The sums of all buckets of both sides.
+pub(crate) fn sums(source: &Sums, (name, other): (&str, &Sums)) -> Vec<Value> {
+    let mut all = Vec::new();
+    for of in source.groups(other) {
+        for bucket in 0..=u8::MAX {
+            let (source, other) = (source.bucket(&of, bucket), other.bucket(&of, bucket));
+            if source != Sum::default() || other != Sum::default() {
+                all.push(json!({
+                    "tenant": tenant(&of), "module": of.1.as_str(), "bucket": bucket, "source": sum(source), name: sum(other),
+                }));
+            }
+        }
+    }
+    all
+}
+
+pub(crate) fn show(verified: &Verified, limit: usize) -> Result<(), Failure> {
     let mut rows = Vec::new();
     for of in verified.source.groups(&verified.model) {
         let (source, model) = (verified.source.group(&of), verified.model.group(&of));
@@ -148,11 +157,11 @@ fn show(verified: &Verified, limit: usize) -> Result<(), Failure> {
     print::line(&format!("{records} compared, {differ}{moving}"))
 }
 
-fn hex(sum: Sum) -> String {
+pub(crate) fn hex(sum: Sum) -> String {
     format!("{:032x}", sum.hash)
 }
 
-/// Whose; `None` is no tenant.
+/// Whose; `None` is not a tenant.
 fn tenant((tenant, _): &TenantModule) -> Option<String> {
     Some(*tenant).filter(|tenant| *tenant != Uuid::nil()).map(|tenant| tenant.to_string())
 }

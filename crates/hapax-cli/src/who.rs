@@ -4,6 +4,7 @@ use hapax::access::AuditNote;
 use hapax::config::{Config, sqlite_path};
 
 use crate::failure::Failure;
+use crate::token::ByArgs;
 
 /// Records an action before it is done, beside the API tokens. Where there are none, there is no audit
 /// either.
@@ -18,6 +19,17 @@ pub async fn note(config: &Config, note: &AuditNote) -> Result<(), Failure> {
         Err(hapax::Error::Schema(_)) => Ok(()),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Records what a command with `--by` and `--reason` is about to do.
+pub async fn acts(
+    config: &Config,
+    by: &ByArgs,
+    action: &str,
+    target: &str,
+    details: &str,
+) -> Result<(), Failure> {
+    note(config, &AuditNote::new(&by.actor()?, action, target).details(details)).await
 }
 
 /// The name that was given, else the user's. A plain container names nobody; the number of the user is

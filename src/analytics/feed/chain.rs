@@ -1,7 +1,7 @@
 //! Whether the pulses of a partition follow one another, so that nothing between them is missing.
 //!
 //! Each pulse of Debezium names the one before it. What was written between two pulses lies between them
-//! in the topic, but only if the second one follows the first: a replication slot that was made anew, a
+//! in the topic, but only if the second one follows the first: a replication slot that was created again, a
 //! past that was restored, or a snapshot that was taken twice leaves changes out without a word. A snapshot
 //! shows no deletions, so the pulses must lead from its time on.
 
@@ -79,10 +79,10 @@ mod tests {
     /// Plays pulses: `(snapshot, last, at)`. How often something was missing.
     fn missing(from: Chain, pulses: &[(bool, Option<u64>, u64)]) -> usize {
         let mut chain = from;
-        let told = pulses.iter().map(|&(snapshot, last, second)| {
+        let gaps = pulses.iter().map(|&(snapshot, last, second)| {
             if snapshot { chain.on_snapshot(at(second)) } else { chain.on_pulse(last.map(at), at(second)) }
         });
-        told.flatten().count()
+        gaps.flatten().count()
     }
 
     #[test]
@@ -105,17 +105,25 @@ mod tests {
 
     #[test]
     fn t327_pulses_that_do_not_follow_are_a_gap() {
-        let told = |from, pulses: &[_]| missing(from, pulses);
-        assert_eq!(told(Chain::At(at(3)), &[(false, Some(6), 7), (false, Some(7), 8)]), 1, "a new slot");
-        assert_eq!(told(Chain::At(at(10)), &[(false, Some(8), 30)]), 1, "a past that was restored");
-        assert_eq!(told(Chain::Unknown, &[(false, Some(9), 10)]), 1, "a topic without a beginning");
-        let cut = [(true, None, 5), (true, None, 20), (false, Some(20), 21)];
-        assert_eq!(told(Chain::Unknown, &cut), 1, "a snapshot that was cut off");
+        let gaps_after = |from, pulses: &[_]| missing(from, pulses);
         assert_eq!(
-            told(Chain::At(at(5)), &[(true, None, 20), (false, Some(20), 21)]),
+            gaps_after(Chain::At(at(3)), &[(false, Some(6), 7), (false, Some(7), 8)]),
+            1,
+            "a new slot"
+        );
+        assert_eq!(gaps_after(Chain::At(at(10)), &[(false, Some(8), 30)]), 1, "a past that was restored");
+        assert_eq!(gaps_after(Chain::Unknown, &[(false, Some(9), 10)]), 1, "a topic without a beginning");
+        let cut = [(true, None, 5), (true, None, 20), (false, Some(20), 21)];
+        assert_eq!(gaps_after(Chain::Unknown, &cut), 1, "a snapshot that was cut off");
+        assert_eq!(
+            gaps_after(Chain::At(at(5)), &[(true, None, 20), (false, Some(20), 21)]),
             1,
             "begun again later"
         );
-        assert_eq!(told(Chain::Noted, &[(false, Some(6), 7), (false, Some(7), 8)]), 0, "told already");
+        assert_eq!(
+            gaps_after(Chain::Noted, &[(false, Some(6), 7), (false, Some(7), 8)]),
+            0,
+            "reported already"
+        );
     }
 }

@@ -5,10 +5,10 @@
 //! ```
 //!
 //! No ledger is asked: a change that arrives twice changes nothing the second time. Where to go on is
-//! what the model itself says, because the model may have been put back or made anew; the group's
+//! what the model itself says, because the model may have been restored or rebuilt; the group's
 //! commits are for those who look at the lag. A new model begins with the records as they are
 //! ([`Feed::with_snapshot`]), because retention may have removed their events. What is missing later
-//! (retention removed it before it was read, or the topic was made anew) is noted as rejected, which
+//! (retention removed it before it was read, or the topic was created again) is noted as rejected, which
 //! holds `lastSyncAt` back for everybody.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -103,7 +103,7 @@ pub struct FeedProgress {
     pub away: Option<String>,
 }
 
-/// Stops a feed and tells its progress. Clones share the same state.
+/// Stops a feed and reports its progress. Clones share the same state.
 #[derive(Debug, Clone)]
 pub struct FeedHandle {
     stop: Arc<watch::Sender<bool>>,
@@ -200,6 +200,7 @@ impl Feed {
         let found = self.bus.topic(topic).await?;
         let missing = || Error::NotFound(format!("topic {topic}: make it before a read model follows it"));
         let partitions = found.ok_or_else(missing)?.partitions;
+        self.of_generation().await?;
         self.model.expect(topic, partitions).await?;
         if let Some(source) = &self.source {
             snapshot::take(&*self.bus, &*self.model, &**source, &self.settings).await?;
@@ -208,16 +209,28 @@ impl Feed {
         Ok((partitions, self.bus.subscribe(subscription).await?))
     }
 
-    /// Says that nothing can be applied at the moment: in the log once.
+    /// A model of another generation is left alone: what its source undid would stay in it.
+    async fn of_generation(&self) -> Result<()> {
+        let wanted = self.settings.generation;
+        match self.model.generation().await? {
+            Some(found) if found != wanted => Err(Error::Schema(format!(
+                "the read model has rows of generation {found}, and analytics.generation is {wanted}: `hapax analytics rebuild` \
+                 builds it again, and it answers meanwhile"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Reports that nothing can be applied at the moment; logs it once.
     fn away(&self, error: &Error, attempts: u32) {
         if attempts == 0 {
-            tracing::warn!(target: "hapax::analytics", error = %error.chain(), "the read model does not answer; the feed waits");
+            tracing::warn!(target: "hapax::analytics", error = %error.chain(), "read model unavailable; the feed is waiting");
         }
         self.handle.note(|progress| progress.away = Some(error.chain()));
     }
 
     fn answers_again(&self) {
-        tracing::info!(target: "hapax::analytics", "the read model answers again");
+        tracing::info!(target: "hapax::analytics", "read model available again");
         self.handle.note(|progress| progress.away = None);
     }
 

@@ -104,7 +104,7 @@ impl<'f> Run<'f> {
             }
             BusEvent::Assigned(assignments) => self.on_assigned(assignments).await,
             BusEvent::Revoked(assignments) => {
-                // What is being applied goes on: whoever reads it again changes nothing.
+                // What is being applied continues: reading it again changes nothing.
                 self.forget(&assignments);
                 self.subscriber.release(&assignments).await?;
                 self.pause_or_resume().await
@@ -189,7 +189,8 @@ impl<'f> Run<'f> {
     fn missing(&mut self, partition: &Partition, from: i64, next: i64) {
         let reason = format!(
             "offsets {from} to {next} of {partition} were gone before they were read: retention removed them, or the topic was \
-             made anew. Build the read model again: stop the feed, remove the model (its file, or its tables) and start the feed"
+             made anew. Build the read model again: in ClickHouse by `hapax analytics rebuild`; otherwise stop the server, remove the \
+             model's file and start the server"
         );
         tracing::error!(target: "hapax::analytics", %partition, from, next, "changes are missing in the read model");
         let origin = Origin::new(partition.topic.clone(), partition.number, from - 1);
@@ -242,7 +243,16 @@ impl<'f> Run<'f> {
         }
         match input {
             Ok(Input::Change(change)) => block.changes.push(*change),
-            Ok(Input::Truncated(module)) => return Err(truncated(&module, &received.origin)),
+            Ok(Input::Truncated(module)) => {
+                let error = truncated(&module, &received.origin);
+                let mut note = Block::aside(block.partition.clone(), partitions);
+                note.rejected.push((incomplete(received, error.to_string()), None));
+                // For those who ask how far the model is: the error ends this feed, and is in a log only.
+                if let Err(away) = self.feed.model.apply(&[note]).await {
+                    tracing::warn!(target: "hapax::analytics", error = %away.chain(), "a truncate was not noted");
+                }
+                return Err(error);
+            }
             Ok(Input::Pulse(pulse)) => {
                 block.pulse = block.pulse.max(Some(pulse.at));
                 block.partitions = partitions;
@@ -342,6 +352,7 @@ impl<'f> Run<'f> {
         let changes: usize = blocks.iter().map(|block| block.changes.len()).sum();
         self.feed.handle.note(|progress| progress.changes += changes as u64);
         self.feed.meter.changes(changes as u64);
+        crate::crash_point!("analytics.feed.before-commit");
         self.commit(&offsets).await?;
         self.pause_or_resume().await
     }
@@ -385,17 +396,22 @@ impl<'f> Run<'f> {
 fn gap(received: &Received, missing: &str) -> Rejected {
     let reason = format!(
         "{missing}. The replication slot was made anew, the database was put back, a snapshot was cut off, or the topic is not the \
-         one that the connector began with. Raise analytics.generation, run `hapax cdc remove --slot`, and build the read model \
-         again from a new cdc.topic"
+         one that the connector began with. Raise analytics.generation, name a new cdc.topic, run `hapax cdc remove --slot` and \
+         `hapax cdc apply`, and build the read model again: in ClickHouse by `hapax analytics rebuild`; otherwise remove its file"
     );
+    incomplete(received, reason)
+}
+
+/// What is missing concerns everybody, and has no content.
+fn incomplete(received: &Received, reason: String) -> Rejected {
     Rejected { tenant: None, origin: received.origin.clone(), reason, payload: Vec::new() }
 }
 
 fn truncated(module: &ModuleSlug, at: &Origin) -> Error {
     Error::Corrupt(format!(
         "the records of module {module} were truncated (partition {} of {}, offset {}), and a TRUNCATE has no version: the read \
-         model cannot tell which rows are gone. Build it again: `hapax cdc remove --slot`, remove the model, and `hapax cdc apply` \
-         with a new cdc.topic",
+         model cannot tell which rows are gone. Raise analytics.generation, name a new cdc.topic, run `hapax cdc remove --slot` \
+         and `hapax cdc apply`, and build the read model again: in ClickHouse by `hapax analytics rebuild`; otherwise remove its file",
         at.partition, at.topic, at.offset
     ))
 }

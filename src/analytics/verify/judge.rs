@@ -16,7 +16,7 @@ pub enum Difference {
         /// The version it has; `None`: it does not show the record.
         found: Option<Version>,
     },
-    /// It has another content under the same version.
+    /// It has different content under the same version.
     Corrupt {
         /// The version.
         version: Version,
@@ -65,8 +65,8 @@ impl fmt::Display for Difference {
             Difference::Lost { expected, found: Some(found) } => {
                 write!(f, "has {}; it should have {}", seq(found), seq(expected))
             }
-            Difference::Corrupt { version } => write!(f, "has another content under {}", seq(version)),
-            Difference::Ghost { found } => write!(f, "has {}, and there is no such record", seq(found)),
+            Difference::Corrupt { version } => write!(f, "has different content under {}", seq(version)),
+            Difference::Ghost { found } => write!(f, "has {}, but the record does not exist", seq(found)),
             Difference::Ahead { expected, found } => {
                 write!(f, "has {}, which was never written; it should have {}", seq(found), seq(expected))
             }
@@ -138,7 +138,7 @@ pub(super) fn judge(look: Look<'_>, note: Option<&Note>) -> Verdict {
                 Verdict::Differs(Difference::Corrupt { version })
             };
         }
-        // The source was read after the model, so it has whatever the model was told.
+        // The source was read after the model, so it has whatever the model got.
         if model.version > source.version {
             let (expected, found) = (source.version, model.version);
             return Verdict::Differs(Difference::Ahead { expected, found });

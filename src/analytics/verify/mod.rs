@@ -4,7 +4,7 @@
 //! both sides: sums per tenant, module and bucket of ids ─▶ buckets that differ, row by row ─▶ look again, until settled
 //! ```
 //!
-//! Both sides are read once in pages. Equal buckets are equal rows. Of the others every row is compared, and
+//! Both sides are read once in pages. Equal buckets are equal rows. The others are read again and compared row by row, and
 //! what may still be on its way is looked at again: only if the model lacks what was seen in the source before
 //! `lastSyncAt`, something is wrong. Nothing is paused and nothing is written.
 
@@ -19,19 +19,18 @@ use uuid::Uuid;
 
 pub use judge::Difference;
 use judge::{Look, Note, Verdict, judge};
-use sums::bucket;
 pub use sums::{Sum, Sums, TenantModule};
 
-use super::{ReadModel, Row, Version};
+use super::{ReadModel, Row, STALE_AFTER, Version};
 use crate::clock::Time;
 use crate::error::Result;
 use crate::records::{ModuleSlug, Name, Scan, Snapshot};
 
 /// How many rows are read at once.
-const PAGE: usize = 1000;
+const PAGE: usize = 5000;
 /// The pause before the next look.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Up to so many records of a tenant and module are looked at one by one; for more, all are read again.
+/// Up to so many records of a tenant and module are looked at one by one; for more, their buckets are read.
 const SINGLE_MAX: usize = 50;
 
 /// What is compared, and for how long.
@@ -88,8 +87,8 @@ pub async fn verify(
     let mut open: BTreeMap<Name, (Note, Difference)> = BTreeMap::new();
     let end = Instant::now() + settings.wait;
     loop {
-        let is_last = Instant::now() >= end;
-        let mut still = BTreeMap::new();
+        let (is_over, is_last) = (Instant::now() >= end, Instant::now() >= end + STALE_AFTER);
+        let (mut still, mut follows) = (BTreeMap::new(), false);
         for (group, wanted) in &wanted {
             let seen = see(model, source, settings.generation, group, wanted).await?;
             for name in seen.names(group, wanted) {
@@ -99,13 +98,15 @@ pub async fn verify(
                         verified.differences.insert(name, difference);
                     }
                     Verdict::Open(note, last) => {
+                        follows |= seen.follows();
                         still.insert(name, (note, last));
                     }
                 }
             }
         }
         open = still;
-        if open.is_empty() || is_last {
+        // The next pulse of a model that follows decides, so it is worth more than the wait.
+        if open.is_empty() || is_last || (is_over && !follows) {
             break;
         }
         wanted = BTreeMap::new();
@@ -138,27 +139,30 @@ impl Wanted {
 
     fn add(&mut self, id: Uuid) {
         match self {
-            Wanted::Buckets(buckets) => buckets.insert(bucket(id)),
+            Wanted::Buckets(buckets) => buckets.insert(Scan::bucket(id)),
             Wanted::Ids(ids) => ids.insert(id),
         };
     }
 
     fn has(&self, id: Uuid) -> bool {
         match self {
-            Wanted::Buckets(buckets) => buckets.contains(&bucket(id)),
+            Wanted::Buckets(buckets) => buckets.contains(&Scan::bucket(id)),
             Wanted::Ids(ids) => ids.contains(&id),
         }
     }
 
     /// What to read of both sides.
     fn scans(&self, (tenant, module): &TenantModule) -> Vec<Scan> {
-        match self {
+        let buckets = match self {
             Wanted::Ids(ids) if ids.len() <= SINGLE_MAX => {
                 let name = |id| Name { tenant: *tenant, module: module.clone(), id };
-                ids.iter().map(|id| Scan::one(&name(*id))).collect()
+                return ids.iter().map(|id| Scan::one(&name(*id))).collect();
             }
-            _ => vec![Scan::new(PAGE).tenant(Some(*tenant)).module(Some(module.clone()))],
-        }
+            Wanted::Ids(ids) => ids.iter().map(|id| Scan::bucket(*id)).collect(),
+            Wanted::Buckets(buckets) => buckets.clone(),
+        };
+        let all = Scan::new(PAGE).tenant(Some(*tenant)).module(Some(module.clone()));
+        vec![all.buckets(Some(buckets))]
     }
 }
 
@@ -177,6 +181,11 @@ impl Seen {
             ids.extend(wanted);
         }
         ids.into_iter().map(|id| Name { tenant: *tenant, module: module.clone(), id }).collect()
+    }
+
+    /// Whether the model was in step a moment ago.
+    fn follows(&self) -> bool {
+        self.last_sync_at.is_some_and(|at| self.at.since(at) <= STALE_AFTER)
     }
 
     fn look(&self, name: &Name) -> Look<'_> {

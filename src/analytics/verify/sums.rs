@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use uuid::Uuid;
 
 use crate::analytics::Row;
-use crate::records::ModuleSlug;
+use crate::records::{ModuleSlug, Scan};
 
 /// A tenant and a module.
 pub type TenantModule = (Uuid, ModuleSlug);
@@ -34,10 +34,10 @@ impl Sum {
 pub struct Sums(BTreeMap<TenantModule, BTreeMap<u8, Sum>>);
 
 impl Sums {
-    pub(super) fn add(&mut self, row: &Row) {
+    pub(crate) fn add(&mut self, row: &Row) {
         let group = (row.name.tenant, row.name.module.clone());
         let one = Sum { records: 1, hash: u128::from_be_bytes(row.hash.0) };
-        let sum = self.0.entry(group).or_default().entry(bucket(row.name.id)).or_default();
+        let sum = self.0.entry(group).or_default().entry(Scan::bucket(row.name.id)).or_default();
         *sum = sum.plus(one);
     }
 
@@ -79,13 +79,6 @@ impl Sums {
     }
 }
 
-/// The bucket of an id: the first bits of a hash of it. Ids may count up, so their own bits would not do.
-pub(super) fn bucket(id: Uuid) -> u8 {
-    let (high, low) = id.as_u64_pair();
-    let mixed = (high.rotate_left(32) ^ low).wrapping_mul(0x9e37_79b9_7f4a_7c15); // 2⁶⁴ by the golden ratio
-    (mixed >> 56) as u8
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -93,7 +86,7 @@ mod tests {
     #[test]
     fn ids_of_every_kind_fill_all_buckets() {
         for id in [Uuid::from_u128, |n: u128| Uuid::from_u128(n << 64), |n| Uuid::from_u128(n << 96)] {
-            let filled: BTreeSet<u8> = (0..10_000).map(|n| bucket(id(n))).collect();
+            let filled: BTreeSet<u8> = (0..10_000).map(|n| Scan::bucket(id(n))).collect();
             assert_eq!(filled.len(), 256);
         }
     }

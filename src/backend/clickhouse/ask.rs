@@ -3,7 +3,7 @@
 use uuid::Uuid;
 
 use super::http::{Server, Statement};
-use super::schema::{RECORDS, tenant_filter};
+use super::schema::tenant_filter;
 use super::wire::Answer;
 use crate::analytics::{
     Decimal, Field, GROUPS_MAX, Group, Groups, ListPage, Measure, Measured, Pieces, SEQ_MAX, Selection,
@@ -20,9 +20,9 @@ fn select(server: &Server, of: &Selection, columns: &str, rest: &str) -> Stateme
     let since =
         if of.since.is_some() { " AND toUnixTimestamp64Micro(updated_at) >= {since:Int64}" } else { "" };
     let sql = format!(
-        "SELECT {columns} FROM {}.{RECORDS}{last}
+        "SELECT {columns} FROM {}{last}
          WHERE tenant_id = {{tenant:UUID}} AND module = {{module:String}}{live}{since} {rest}",
-        server.database()
+        server.records()
     );
     let statement = Statement::new(sql).bind("tenant", of.tenant).bind("module", of.module.as_str());
     let statement = statement.set("additional_table_filters", tenant_filter(server, of.tenant));
@@ -81,7 +81,7 @@ fn page_end(sizes: &[u8], limit: usize) -> Result<Option<(String, bool)>> {
 
 fn record(row: &mut Answer<'_>, module: &ModuleSlug) -> Result<Record> {
     let id = Uuid::try_parse(row.text()?)
-        .map_err(|_| Error::Corrupt("the id of a row in the read model is no UUID".into()))?;
+        .map_err(|_| Error::Corrupt("the id of a row in the read model is not a UUID".into()))?;
     let seq = row.u64()? & SEQ_MAX;
     let payload = Payload::stored(row.text()?)?;
     let (created_at, updated_at) = (Time::from_micros(row.i64()?), Time::from_micros(row.i64()?));
@@ -136,7 +136,7 @@ fn group(row: &mut Answer<'_>, what: &Tally) -> Result<Group> {
 fn measured(row: &mut Answer<'_>, measure: &Measure) -> Result<Measured> {
     let (numbers, left_out, value) = (row.u64()?, row.u64()?, row.i256()?);
     let too_large = |field: &Field| {
-        Error::invalid("question", format!("the sum of {field} has more digits than can be told"))
+        Error::invalid("question", format!("the sum of {field} has more digits than an answer can have"))
     };
     let value = value.ok_or_else(|| too_large(measure.field()))?;
     Ok(Measured { value: (numbers > 0).then(|| Decimal::from_units(value)), left_out })
@@ -150,9 +150,9 @@ pub(super) async fn version(
     id: Uuid,
 ) -> Result<Option<Version>> {
     let sql = format!(
-        "SELECT max(_version) FROM {}.{RECORDS}
+        "SELECT max(_version) FROM {}
          WHERE tenant_id = {{tenant:UUID}} AND module = {{module:String}} AND record_id = {{id:String}}",
-        server.database()
+        server.records()
     );
     let statement = Statement::new(sql).bind("tenant", tenant).bind("module", module.as_str()).bind("id", id);
     let statement = statement.set("additional_table_filters", tenant_filter(server, tenant));
@@ -188,8 +188,94 @@ pub(super) async fn parquet(server: &Server, of: &Selection, to: Pieces<'_>) -> 
     }
     // A server that fails half-way has said 200 already.
     if end != PARQUET_END {
-        let told = format!("{what}: ClickHouse at {} did not finish the file", server.place());
-        return Err(Error::Unavailable { what: told, source: None });
+        let message = format!("{what}: ClickHouse at {} did not finish the file", server.place());
+        return Err(Error::Unavailable { what: message, source: None });
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::sync::mpsc;
+    use tokio::task::JoinHandle;
+
+    use super::*;
+
+    /// A server that answers one request with these pieces, and waits before each but the first until it is told to go on.
+    /// It returns the first line of the request.
+    async fn sends(pieces: &'static [&'static [u8]]) -> (Server, mpsc::Sender<()>, JoinHandle<String>) {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = Server::of(&format!("clickhouse://{}/x", listener.local_addr().unwrap())).unwrap();
+        let (go_on, mut goes_on) = mpsc::channel(1);
+        let serving = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let (mut heard, mut piece) = (Vec::new(), [0; 4096]);
+            while !heard.ends_with(b"FORMAT Parquet") {
+                let count = stream.read(&mut piece).await.unwrap();
+                assert_ne!(count, 0);
+                heard.extend_from_slice(&piece[..count]);
+            }
+            stream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").await.unwrap();
+            for (n, piece) in pieces.iter().enumerate() {
+                if n > 0 {
+                    goes_on.recv().await;
+                }
+                stream.write_all(format!("{:x}\r\n", piece.len()).as_bytes()).await.unwrap();
+                stream.write_all(piece).await.unwrap();
+                stream.write_all(b"\r\n").await.unwrap();
+            }
+            stream.write_all(b"0\r\n\r\n").await.unwrap();
+            String::from_utf8(heard).unwrap().lines().next().unwrap().to_owned()
+        });
+        (server, go_on, serving)
+    }
+
+    async fn exported(server: &Server, mut to: impl FnMut(&[u8]) + Send) -> Result<()> {
+        let of = Selection {
+            tenant: Uuid::nil(),
+            module: ModuleSlug::new("orders").unwrap(),
+            since: None,
+            approximate: false,
+        };
+        parquet(server, &of, &mut |piece: &[u8]| {
+            to(piece);
+            Ok(())
+        })
+        .await
+    }
+
+    /// A file arrives piece by piece: the server sends the second when the first is there. And it may take longer than any
+    /// other statement.
+    #[tokio::test]
+    async fn a_file_arrives_while_it_is_made_and_may_take_its_time() {
+        let (server, go_on, serving) = sends(&[b"PAR1first", b"second", b"PAR1"]).await;
+        let (mut arrived, mut pieces) = (Vec::new(), 0);
+        let keep = |piece: &[u8]| {
+            arrived.extend_from_slice(piece);
+            pieces += 1;
+            let _ = go_on.try_send(()); // after the last one nobody waits
+        };
+        exported(&server, keep).await.unwrap();
+        assert_eq!((arrived.as_slice(), pieces), (&b"PAR1firstsecondPAR1"[..], 3));
+        let line = serving.await.unwrap();
+        assert!(line.contains("&max_execution_time=0 ") || line.contains("&max_execution_time=0&"), "{line}");
+        assert!(!line.contains("max_execution_time=60"), "{line}");
+    }
+
+    /// A server that fails half-way has said 200 already, and may even end its answer properly.
+    #[tokio::test]
+    async fn a_file_that_was_cut_off_is_an_error() {
+        const CUT_OFF: [&[&[u8]]; 2] =
+            [&[b"PAR1first", b"PAR"], &[b"PAR1", b"Code: 241. MEMORY_LIMIT_EXCEEDED"]];
+        for pieces in CUT_OFF {
+            let (server, go_on, serving) = sends(pieces).await;
+            let go_on = |_: &[u8]| {
+                let _ = go_on.try_send(()); // after the last one nobody waits
+            };
+            let error = exported(&server, go_on).await.unwrap_err();
+            assert!(error.is_retryable() && error.to_string().contains("did not finish the file"), "{error}");
+            serving.await.unwrap();
+        }
+    }
 }

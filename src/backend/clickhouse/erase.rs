@@ -2,7 +2,7 @@
 //! is inserted again would come back: so deletions, which are versions, stay.
 
 use super::http::{Server, Statement};
-use super::schema::{RECORDS, REJECTED};
+use super::schema::{Found, REJECTED, found};
 use super::wire::Answer;
 use crate::erase::Subject;
 use crate::error::Result;
@@ -21,8 +21,8 @@ fn rows(of: &Subject) -> &'static str {
 
 /// Versions that a higher one replaces. The question inside is asked when the rows are looked at: a record that was
 /// written again meanwhile has a higher version then, and keeps that.
-fn replaced(server: &Server, of: &Subject) -> String {
-    let (rows, table) = (rows(of), format!("{}.{RECORDS}", server.database()));
+fn replaced(table: &str, of: &Subject) -> String {
+    let rows = rows(of);
     format!(
         "{rows} AND (module, record_id, _version) NOT IN (SELECT module, record_id, max(_version) FROM {table} WHERE {rows}
          GROUP BY module, record_id)"
@@ -54,6 +54,12 @@ fn about(of: &Subject, sql: String) -> Option<Statement> {
     Some(statement.bind("mark", of.mark()).bind("erased", ERASED))
 }
 
+/// All tables of rows: a rebuild that runs, or did not end, has one of its own.
+async fn tables(server: &Server) -> Result<Vec<String>> {
+    let found = found(server).await?.into_iter().filter(Found::is_of_rows);
+    Ok(found.map(|table| format!("{}.{}", server.database(), table.name)).collect())
+}
+
 async fn number(server: &Server, of: &Subject, sql: String) -> Result<u64> {
     let Some(statement) = about(of, sql) else { return Ok(0) };
     Answer::new(&server.ask("counting what is to be erased", statement).await?).u64()
@@ -61,26 +67,33 @@ async fn number(server: &Server, of: &Subject, sql: String) -> Result<u64> {
 
 /// How many versions have content, replaced or not, and how many rejected changes.
 pub(super) async fn count(server: &Server, of: &Subject) -> Result<u64> {
-    let database = server.database();
-    let telling = format!("SELECT count() FROM {database}.{RECORDS} WHERE {} AND _deleted = 0", rows(of));
-    let held = format!("SELECT count() FROM {database}.{REJECTED} WHERE {}", rejected(of));
-    Ok(number(server, of, telling).await? + number(server, of, held).await?)
+    let held = format!("SELECT count() FROM {}.{REJECTED} WHERE {}", server.database(), rejected(of));
+    let mut count = number(server, of, held).await?;
+    for table in tables(server).await? {
+        let telling = format!("SELECT count() FROM {table} WHERE {} AND _deleted = 0", rows(of));
+        count += number(server, of, telling).await?;
+    }
+    Ok(count)
 }
 
 /// Removes them, and answers when all of it is done on every replica.
 pub(super) async fn erase(server: &Server, of: &Subject) -> Result<u64> {
-    let (database, replaced) = (server.database(), replaced(server, of));
-    let count =
-        number(server, of, format!("SELECT count() FROM {database}.{RECORDS} WHERE {replaced}")).await?;
-    if count > 0 {
-        alter(server, of, format!("ALTER TABLE {database}.{RECORDS} DELETE WHERE {replaced}")).await?;
+    let (database, mut count) = (server.database(), 0);
+    for table in tables(server).await? {
+        let replaced = replaced(&table, of);
+        let found = number(server, of, format!("SELECT count() FROM {table} WHERE {replaced}")).await?;
+        if found > 0 {
+            alter(server, of, format!("ALTER TABLE {table} DELETE WHERE {replaced}")).await?;
+        }
+        count += found;
     }
     crate::crash_point!("erase.clickhouse");
-    let told = rejected(of);
-    let held = number(server, of, format!("SELECT count() FROM {database}.{REJECTED} WHERE {told}")).await?;
+    let condition = rejected(of);
+    let held =
+        number(server, of, format!("SELECT count() FROM {database}.{REJECTED} WHERE {condition}")).await?;
     if held > 0 {
         let sql = format!(
-            "ALTER TABLE {database}.{REJECTED} UPDATE payload = '', reason = {{erased:String}} WHERE {told}"
+            "ALTER TABLE {database}.{REJECTED} UPDATE payload = '', reason = {{erased:String}} WHERE {condition}"
         );
         alter(server, of, sql).await?;
     }

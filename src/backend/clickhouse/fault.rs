@@ -3,8 +3,8 @@
 use super::http::Server;
 use crate::error::Error;
 
-/// How much of the server's own words an error carries.
-const TOLD_MAX: usize = 300;
+/// How many characters of the server's message an error carries.
+const MESSAGE_CHARS_MAX: usize = 300;
 
 /// Meanings of exceptions.
 enum Meaning {
@@ -14,6 +14,8 @@ enum Meaning {
     Refuses(&'static str),
     /// There is no such table, column or database.
     Missing,
+    /// Rows of another generation than the table takes.
+    OfAnother,
     /// The request took too long.
     TooLong,
     Other,
@@ -34,23 +36,29 @@ fn meaning(code: i32) -> Meaning {
         164 => Meaning::Refuses("the user may not change settings (profile readonly)"),
         291 | 497 => Meaning::Refuses("the user has not the rights"),
         60 | 81 | 16 | 47 => Meaning::Missing,
+        469 => Meaning::OfAnother,
         159 => Meaning::TooLong,
         _ => Meaning::Other,
     }
 }
 
-/// The error for an answer that is none.
+/// The error for an answer that reports a failure.
 pub(super) fn of(what: &str, server: &Server, status: u16, code: Option<i32>, said: &str) -> Error {
     let place = format!("{what}: ClickHouse at {}", server.place());
     let said = said.trim();
-    let end = said.char_indices().nth(TOLD_MAX).map_or(said.len(), |(end, _)| end);
+    let end = said.char_indices().nth(MESSAGE_CHARS_MAX).map_or(said.len(), |(end, _)| end);
     let source = Some(said[..end].to_owned().into());
     match code.map(meaning) {
-        Some(Meaning::Passes(why)) => Error::Unavailable { what: format!("{place}: {why}"), source },
-        Some(Meaning::Refuses(why)) => Error::Refused { what: format!("{place}: {why}"), source },
+        Some(Meaning::Passes(reason)) => Error::Unavailable { what: format!("{place}: {reason}"), source },
+        Some(Meaning::Refuses(reason)) => Error::Refused { what: format!("{place}: {reason}"), source },
         Some(Meaning::Missing) => Error::Schema(format!(
             "{place}: a table of the read model in database {} is gone or was changed by somebody else ({})",
             server.database(),
+            &said[..end]
+        )),
+        Some(Meaning::OfAnother) => Error::Schema(format!(
+            "{place}: table {} takes rows of another generation than analytics.generation says ({})",
+            server.records(),
             &said[..end]
         )),
         Some(Meaning::TooLong) => {
@@ -64,8 +72,8 @@ pub(super) fn of(what: &str, server: &Server, status: u16, code: Option<i32>, sa
             Error::Unavailable { what: format!("{place}: HTTP status {status}"), source }
         }
         None => {
-            let told = format!("{place}: HTTP status {status}; is that ClickHouse's HTTP port?");
-            Error::Refused { what: told, source }
+            let message = format!("{place}: HTTP status {status}; is that ClickHouse's HTTP port?");
+            Error::Refused { what: message, source }
         }
     }
 }

@@ -7,12 +7,13 @@ use percent_encoding::percent_decode_str;
 use reqwest::{Client, Response, Url};
 
 use super::fault;
+use super::schema::RECORDS;
 use crate::error::{Error, Result, chain};
 use crate::secret::hide_password;
 
 /// How long connecting may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the server may be silent, and how long a statement may run.
+/// How long a statement may run whose answer arrives in one piece. The server may be silent a little longer.
 const ANSWER_SECONDS: u64 = 60;
 
 /// What holds for every statement, whatever the profile of the user says: nothing that returns a part of an
@@ -25,7 +26,6 @@ const PINNED: &[(&str, &str)] = &[
     ("final", "0"),
     ("group_by_overflow_mode", "throw"),
     ("limit", "0"),
-    ("max_execution_time", "60"),
     ("offset", "0"),
     ("optimize_move_to_prewhere_if_final", "0"),
     ("read_overflow_mode", "throw"),
@@ -35,6 +35,13 @@ const PINNED: &[(&str, &str)] = &[
     ("use_query_cache", "0"),
     ("use_skip_indexes_if_final", "0"),
 ];
+
+/// A statement whose answer arrives in one piece ends in time, so that whoever waits hears of it.
+const IN_TIME: &[(&str, &str)] = &[("max_execution_time", "60")];
+
+/// A file takes as long as its rows and its reader need, whatever the profile of the user says. While it arrives,
+/// silence is what ends it.
+const STREAMING: &[(&str, &str)] = &[("max_execution_time", "0")];
 
 /// What holds for every insert: it is answered when it is stored, in one part, and once.
 const INSERTING: &[(&str, &str)] = &[
@@ -54,6 +61,8 @@ pub(super) struct Server {
     user: String,
     password: String,
     database: String,
+    /// The table of rows that is read and written.
+    table: String,
 }
 
 impl fmt::Debug for Server {
@@ -125,7 +134,7 @@ impl Server {
             _ => return Err(bad(form.to_owned())),
         };
         let parsed = Url::parse(&format!("{scheme}://{rest}"));
-        let mut url = parsed.map_err(|error| bad(format!("it is no URL ({error}); {form}")))?;
+        let mut url = parsed.map_err(|error| bad(format!("it is not a URL ({error}); {form}")))?;
         if url.query().is_some() || url.fragment().is_some() {
             return Err(bad(format!("it has more than a database after its host; {form}")));
         }
@@ -166,11 +175,26 @@ impl Server {
             .build()
             .map_err(|error| bad(format!("there is no HTTP client for it: {}", chain(&error))))?;
         let user = if user.is_empty() { "default".to_owned() } else { user };
-        Ok(Server { client, url, user, password, database })
+        Ok(Server { client, url, user, password, database, table: RECORDS.to_owned() })
     }
 
     pub(super) fn database(&self) -> &str {
         &self.database
+    }
+
+    /// The same server with another table of rows.
+    pub(super) fn with_table(&self, table: String) -> Self {
+        Server { table, ..self.clone() }
+    }
+
+    /// The name of the table of rows.
+    pub(super) fn table(&self) -> &str {
+        &self.table
+    }
+
+    /// The table of rows, with its database. Every statement and every filter names it so.
+    pub(super) fn records(&self) -> String {
+        format!("{}.{}", self.database, self.table)
     }
 
     /// The host and its port, for messages.
@@ -181,8 +205,11 @@ impl Server {
 
     /// Asks. The whole answer is there, in `RowBinary`, or it is an error.
     pub(super) async fn ask(&self, what: &str, statement: Statement) -> Result<Vec<u8>> {
-        let statement =
-            statement.pin(PINNED).set("wait_end_of_query", "1").set("default_format", "RowBinary");
+        let statement = statement
+            .pin(PINNED)
+            .pin(IN_TIME)
+            .set("wait_end_of_query", "1")
+            .set("default_format", "RowBinary");
         let Statement { sql, said } = statement;
         let response = self.send(what, &said, sql.into_bytes()).await?;
         let body = response.bytes().await;
@@ -191,14 +218,14 @@ impl Server {
 
     /// Asks for a file, which begins to arrive before the server knows whether it can end it.
     pub(super) async fn stream(&self, what: &str, statement: Statement) -> Result<Streamed> {
-        let Statement { sql, said } = statement.pin(PINNED);
+        let Statement { sql, said } = statement.pin(PINNED).pin(STREAMING);
         let response = self.send(what, &said, sql.into_bytes()).await?;
         Ok(Streamed { response, server: self.clone(), what: what.to_owned() })
     }
 
     /// Inserts rows in `RowBinary`.
     pub(super) async fn insert(&self, what: &str, statement: Statement, rows: Vec<u8>) -> Result<()> {
-        let statement = statement.pin(PINNED).pin(INSERTING).set("wait_end_of_query", "1");
+        let statement = statement.pin(PINNED).pin(IN_TIME).pin(INSERTING).set("wait_end_of_query", "1");
         let Statement { sql, mut said } = statement;
         said.push(("query".to_owned(), format!("{sql} FORMAT RowBinary")));
         let response = self.send(what, &said, rows).await?;
@@ -222,8 +249,8 @@ impl Server {
     }
 
     fn away(&self, what: &str, error: reqwest::Error) -> Error {
-        let told = format!("{what}: ClickHouse at {} gives no answer", self.place());
-        Error::unavailable(told, chain(&error.without_url()))
+        let message = format!("{what}: ClickHouse at {} gives no answer", self.place());
+        Error::unavailable(message, chain(&error.without_url()))
     }
 }
 
@@ -265,12 +292,12 @@ mod tests {
             "clickhouse://app:s3cret@db:99999/a",
             &format!("clickhouse://app:s3cret@db/{}", "a".repeat(65)),
         ] {
-            let told = Server::of(bad).unwrap_err().to_string();
-            assert!(told.starts_with("configuration: ") && !told.contains("s3cret"), "{told}");
+            let message = Server::of(bad).unwrap_err().to_string();
+            assert!(message.starts_with("configuration: ") && !message.contains("s3cret"), "{message}");
         }
     }
 
-    /// What a server is told, on the wire.
+    /// A request on the wire.
     #[tokio::test]
     async fn t49_an_insert_says_that_it_is_not_asynchronous() {
         use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -297,6 +324,7 @@ mod tests {
             "&insert_deduplicate=1&",
             "&wait_end_of_query=1&",
             "&use_skip_indexes_if_final=0&",
+            "&max_execution_time=60&",
             "&optimize_move_to_prewhere_if_final=0&",
         ] {
             assert!(line.contains(setting), "{setting}: {line}");

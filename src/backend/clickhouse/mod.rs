@@ -18,6 +18,7 @@ mod http;
 mod index;
 mod scan;
 mod schema;
+mod second;
 mod sync;
 mod wire;
 
@@ -33,10 +34,10 @@ use tokio::sync::Mutex;
 
 use self::http::Server;
 use self::index::{INDEX_BYTES_MAX, Index};
-use self::sync::{Rejections, States, Turn};
+use self::sync::{Rejections, States, WriteSeq};
 use self::wire::Rows;
 use crate::analytics::{
-    Block, Change, Groups, ListPage, PartitionSync, Pieces, ReadModel, Rejected, RejectedEntry, Row,
+    Block, Change, Groups, ListPage, PartitionSync, Pieces, ReadModel, Rejected, RejectedEntry, Row, Second,
     Selection, Tally, Uuid, Version,
 };
 use crate::bus::Partition;
@@ -64,12 +65,14 @@ struct Inner {
     server: Server,
     /// Whether missing tables are made.
     make: bool,
+    /// Which generation of the source the tables are made for; `None`: any.
+    generation: Option<u16>,
     /// Whether the tables were checked.
     ready: Mutex<bool>,
     /// The table of rows that is fed.
     fed: Lock<Option<Uuid>>,
     /// The last state that was written to each partition, or will be.
-    turns: Lock<BTreeMap<Partition, Turn>>,
+    write_seqs: Lock<BTreeMap<Partition, WriteSeq>>,
 }
 
 impl fmt::Debug for ClickHouseReadModel {
@@ -83,26 +86,35 @@ impl ClickHouseReadModel {
     /// TLS. Without them the port is 8123 (8443), the user `default` and the database `analytics`. Connects
     /// to nothing yet.
     pub fn open(url: &str) -> Result<Self> {
-        ClickHouseReadModel::new(url, true)
+        Ok(ClickHouseReadModel::new(Server::of(url)?, true, None))
+    }
+
+    /// The same, and a table of rows that it makes takes rows of this generation only.
+    pub fn open_for(url: &str, generation: u16) -> Result<Self> {
+        Ok(ClickHouseReadModel::new(Server::of(url)?, true, Some(generation)))
     }
 
     /// One that is there: it makes no tables.
     pub fn open_existing(url: &str) -> Result<Self> {
-        ClickHouseReadModel::new(url, false)
+        Ok(ClickHouseReadModel::new(Server::of(url)?, false, None))
     }
 
-    fn new(url: &str, make: bool) -> Result<Self> {
-        let server = Server::of(url)?;
-        let inner =
-            Inner { server, make, ready: Mutex::default(), fed: Lock::default(), turns: Lock::default() };
-        Ok(ClickHouseReadModel(Arc::new(inner)))
+    fn new(server: Server, make: bool, generation: Option<u16>) -> Self {
+        ClickHouseReadModel(Arc::new(Inner {
+            server,
+            make,
+            generation,
+            ready: Mutex::default(),
+            fed: Lock::default(),
+            write_seqs: Lock::default(),
+        }))
     }
 
     /// Makes and checks the tables, if that was not done yet.
     async fn ready(&self) -> Result<&Server> {
         let mut ready = self.0.ready.lock().await;
         if !*ready {
-            schema::prepare(&self.0.server, self.0.make).await?;
+            schema::prepare(&self.0.server, self.0.make, self.0.generation).await?;
             *ready = true;
         }
         Ok(&self.0.server)
@@ -111,8 +123,8 @@ impl ClickHouseReadModel {
     /// The same, and which table of rows is there now: another one may have taken its name.
     async fn current(&self) -> Result<(&Server, Uuid)> {
         let server = self.ready().await?;
-        let model = schema::generation(server).await;
-        Ok((server, self.noting(model).await?))
+        let table = schema::of_rows(server).await;
+        Ok((server, self.noting(table).await?.uuid))
     }
 
     /// After an error that says that a table is gone or another: the next call looks again.
@@ -133,16 +145,16 @@ impl ClickHouseReadModel {
         *self.0.fed.lock().unwrap_or_else(PoisonError::into_inner) = Some(model);
     }
 
-    fn turns<T>(&self, with: impl FnOnce(&mut BTreeMap<Partition, Turn>) -> T) -> T {
-        with(&mut self.0.turns.lock().unwrap_or_else(PoisonError::into_inner))
+    fn write_seqs<T>(&self, with: impl FnOnce(&mut BTreeMap<Partition, WriteSeq>) -> T) -> T {
+        with(&mut self.0.write_seqs.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The turn of the next state of a partition, whose last known writer is this.
-    fn next_turn(&self, of: &Partition, writer: u64) -> Turn {
-        self.turns(|turns| {
-            let turn = turns.entry(of.clone()).or_insert((writer + 1, 0));
-            turn.1 += 1;
-            *turn
+    /// The write_seq of the next state of a partition, whose last known writer is this.
+    fn next_write_seq(&self, of: &Partition, writer: u64) -> WriteSeq {
+        self.write_seqs(|write_seqs| {
+            let write_seq = write_seqs.entry(of.clone()).or_insert((writer + 1, 0));
+            write_seq.1 += 1;
+            *write_seq
         })
     }
 
@@ -151,9 +163,8 @@ impl ClickHouseReadModel {
         if self.fed(model) != model {
             // The blocks go on where the old table was: the new one would lack everything before them.
             return Err(Error::Schema(format!(
-                "table {}.{} of ClickHouse at {} was made anew under a feed, which must begin anew too",
-                server.database(),
-                schema::RECORDS,
+                "table {} of ClickHouse at {} was made anew under a feed, which must begin anew too",
+                server.records(),
                 server.place()
             )));
         }
@@ -169,17 +180,17 @@ impl ClickHouseReadModel {
                 of.synced.pulse(*number, at);
             }
             let writer = of.places.get(number).map_or(0, |place| place.writer);
-            let turn = self.next_turn(&block.partition, writer);
+            let write_seq = self.next_write_seq(&block.partition, writer);
             for (rejected, pulse) in &block.rejected {
-                rejections.add(model, &block.partition, turn, rejected, (*pulse).or(before));
+                rejections.add(model, &block.partition, write_seq, rejected, (*pulse).or(before));
             }
             let rows = encoded(&block.changes, |rejected| {
-                rejections.add(model, &block.partition, turn, &rejected, before);
+                rejections.add(model, &block.partition, write_seq, &rejected, before);
             });
             if !rows.is_empty() {
                 inserts.push((token(model, block, &rows), rows));
             }
-            states.partition(model, &block.partition, turn, block.end(), block.pulse);
+            states.partition(model, &block.partition, write_seq, block.end(), block.pulse);
             states.topic(model, topic, &of.synced);
         }
         if !rejections.is_empty() {
@@ -193,10 +204,11 @@ impl ClickHouseReadModel {
         }
         crate::crash_point!("analytics.clickhouse.rejected");
         for (token, rows) in inserts {
-            let statement = schema::insert(server, schema::RECORDS).set("insert_deduplication_token", token);
+            let statement = schema::insert_rows(server).set("insert_deduplication_token", token);
             server.insert("applying changes to a read model", statement, rows).await?;
             crate::crash_point!("analytics.clickhouse.rows");
         }
+        crate::crash_point!("analytics.clickhouse.states");
         match states {
             Some(states) => states.insert(server).await,
             None => Ok(()),
@@ -243,6 +255,7 @@ fn encoded(changes: &[Change], mut reject: impl FnMut(Rejected)) -> Vec<u8> {
         rows.text(change.origin.topic.as_str());
         rows.i32(change.origin.partition);
         rows.i64(change.origin.offset);
+        rows.u64(change.lsn);
     }
     rows.0
 }
@@ -308,15 +321,15 @@ impl ReadModel for ClickHouseReadModel {
         let topics = self.noting(done).await?;
         self.fed(model);
         // Whoever asks goes on from here: what others have under way is older from now on.
-        self.turns(|turns| {
+        self.write_seqs(|write_seqs| {
             for (topic, of) in &topics {
                 for (number, _) in (0..).zip(&of.synced.pulses) {
                     let writer = of.places.get(&number).map_or(0, |place| place.writer);
                     let partition = Partition { topic: topic.clone(), number };
-                    let turn = turns.entry(partition).or_insert((writer + 1, 0));
+                    let write_seq = write_seqs.entry(partition).or_insert((writer + 1, 0));
                     // Somebody else may have the same number: who asked when nobody had written yet.
-                    if turn.0 <= writer {
-                        *turn = (writer + 1, 0);
+                    if write_seq.0 <= writer {
+                        *write_seq = (writer + 1, 0);
                     }
                 }
             }
@@ -341,6 +354,22 @@ impl ReadModel for ClickHouseReadModel {
         Ok(Some(model))
     }
 
+    async fn generation(&self) -> Result<Option<u16>> {
+        let server = self.ready().await?;
+        let table = schema::of_rows(server).await;
+        Ok(self.noting(table).await?.about(server)?.generation)
+    }
+
+    async fn second(&self, generation: u16, anew: bool) -> Result<Second> {
+        let done = second::begin(self.ready().await?, generation, anew).await;
+        self.noting(done).await
+    }
+
+    async fn unfinished(&self) -> Result<Option<String>> {
+        let done = second::unfinished(self.ready().await?).await;
+        self.noting(done).await
+    }
+
     async fn now(&self) -> Result<Time> {
         ask::now(&self.0.server).await
     }
@@ -361,7 +390,7 @@ impl ReadModel for ClickHouseReadModel {
     }
 
     fn schema(&self) -> Vec<String> {
-        schema::statements(self.0.server.database())
+        schema::statements(self.0.server.database(), self.0.generation)
     }
 
     fn approximate(&self) -> Option<&'static str> {

@@ -4,7 +4,6 @@ use uuid::Uuid;
 
 use super::http::{Server, Statement};
 use super::index::Index;
-use super::schema::RECORDS;
 use super::wire::Answer;
 use crate::analytics::{Row, Version};
 use crate::clock::Time;
@@ -78,6 +77,9 @@ fn select(server: &Server, scan: &Scan, columns: &str) -> Statement {
     if scan.module.is_some() {
         conditions.push("module = {module:String}".to_owned());
     }
+    if let Some(buckets) = scan.buckets_text() {
+        conditions.push(format!("reinterpretAsUInt8(substring(SHA256(record_id), 1, 1)) IN ({buckets})"));
+    }
     if scan.after.is_some() {
         // Written out, because the key finds no tuple.
         conditions.push(
@@ -87,9 +89,9 @@ fn select(server: &Server, scan: &Scan, columns: &str) -> Statement {
         );
     }
     let sql = format!(
-        "SELECT tenant_id, toString(module), record_id, {columns} FROM {}.{RECORDS} FINAL WHERE {}
+        "SELECT tenant_id, toString(module), record_id, {columns} FROM {} FINAL WHERE {}
          ORDER BY tenant_id, module, record_id LIMIT {{limit:UInt64}}",
-        server.database(),
+        server.records(),
         conditions.join(" AND ")
     );
     let mut statement = Statement::new(sql).bind("limit", scan.limit);
@@ -108,6 +110,6 @@ fn select(server: &Server, scan: &Scan, columns: &str) -> Statement {
 fn name(row: &mut Answer<'_>) -> Result<Name> {
     let (tenant, module, id) = (row.uuid()?, ModuleSlug::new(row.text()?)?, row.text()?);
     let id = Uuid::try_parse(id)
-        .map_err(|_| Error::Corrupt("the id of a row in the read model is no UUID".into()))?;
+        .map_err(|_| Error::Corrupt("the id of a row in the read model is not a UUID".into()))?;
     Ok(Name { tenant, module, id })
 }

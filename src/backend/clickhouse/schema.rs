@@ -4,10 +4,13 @@ use uuid::Uuid;
 
 use super::http::{Server, Statement};
 use super::wire::{Answer, Rows};
+use crate::analytics::SEQ_BITS;
 use crate::error::{Error, Result};
 
-/// The one table of rows. Every statement and every filter names it by this constant.
+/// The table of rows that answers questions.
 pub(super) const RECORDS: &str = "data_records";
+/// What the names of second tables of rows begin with; whoever fills one has a name of its own.
+pub(super) const NEXT: &str = "data_records_next_";
 /// How far each partition was applied.
 pub(super) const SYNC: &str = "data_records_sync";
 /// What could not be read.
@@ -35,7 +38,12 @@ pub(super) const COLUMNS: &[(&str, &str)] = &[
     ("_topic", "LowCardinality(String)"),
     ("_partition", "Int32"),
     ("_offset", "Int64"),
+    ("_lsn", "UInt64"),
 ];
+
+/// Those that tables of earlier builds lack. They are for people who look, and a row without them has zeros, so they
+/// are added to a table that is there.
+const ADDED: &[&str] = &["_lsn"];
 
 /// A crash of the machine must not leave the state of a partition without its rows.
 const DURABLE: &str = "fsync_after_insert = 1, fsync_part_directory = 1, min_rows_to_fsync_after_merge = 1";
@@ -48,9 +56,7 @@ const DURABLE: &str = "fsync_after_insert = 1, fsync_part_directory = 1, min_row
 ///
 /// The other two are merged by the greatest (or least) value of each column, so that repeating an insert, or
 /// inserting late, changes nothing. `model` is the UUID of the table of rows: one that is made anew begins anew.
-pub(super) fn statements(database: &str) -> Vec<String> {
-    let columns: Vec<_> = COLUMNS.iter().map(|(name, kind)| format!("    {name} {kind}")).collect();
-    let columns = columns.join(",\n");
+pub(super) fn statements(database: &str, generation: Option<u16>) -> Vec<String> {
     vec![
         format!("CREATE DATABASE IF NOT EXISTS {database}"),
         format!(
@@ -79,13 +85,7 @@ COMMENT '{COMMENT}{VERSION}'"
 ) ENGINE = AggregatingMergeTree ORDER BY (model, topic, number, offset, tenant) SETTINGS {DURABLE}
 COMMENT '{COMMENT}{VERSION}'"
         ),
-        format!(
-            "CREATE TABLE IF NOT EXISTS {database}.{RECORDS} (
-{columns}
-) ENGINE = ReplacingMergeTree(_version, _deleted) ORDER BY (tenant_id, module, record_id)
-SETTINGS non_replicated_deduplication_window = 1000, {DURABLE}
-COMMENT '{COMMENT}{VERSION}'"
-        ),
+        table_of_rows(&format!("IF NOT EXISTS {database}.{RECORDS}"), generation, 1),
         format!(
             "CREATE VIEW IF NOT EXISTS {database}.{VIEW} AS
 SELECT module, record_id, payload, fields, numbers, created_at, updated_at, bitAnd(_version, {SEQ}) AS seq
@@ -96,21 +96,92 @@ COMMENT '{COMMENT}{VERSION}'",
     ]
 }
 
+/// What makes a table of rows. Its comment says which generation of the source it is for, and its how many-th
+/// build it is: of two tables the one with the lower build was replaced by the other. Rows of another
+/// generation are refused by the server itself, so a feed that wakes late adds none.
+pub(super) fn table_of_rows(name: &str, generation: Option<u16>, build: u64) -> String {
+    let mut columns: Vec<_> = COLUMNS.iter().map(|(name, kind)| format!("    {name} {kind}")).collect();
+    let mut about = String::new();
+    if let Some(generation) = generation {
+        columns.push(format!(
+            "    CONSTRAINT generation CHECK module = '' OR bitShiftRight(_version, {SEQ_BITS}) = {generation}"
+        ));
+        about = format!(", generation {generation}");
+    }
+    format!(
+        "CREATE TABLE {name} (
+{}
+) ENGINE = ReplacingMergeTree(_version, _deleted) ORDER BY (tenant_id, module, record_id)
+SETTINGS non_replicated_deduplication_window = 1000, {DURABLE}
+COMMENT '{COMMENT}{VERSION}{about}, build {build}'",
+        columns.join(",\n")
+    )
+}
+
+/// What the comment of a table says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct About {
+    version: u32,
+    /// Which generation of the source its rows have; `None`: any.
+    pub(super) generation: Option<u16>,
+    pub(super) build: u64,
+}
+
+impl About {
+    /// `None`: hapax did not make it.
+    fn of(comment: &str) -> Option<Self> {
+        let mut parts = comment.strip_prefix(COMMENT)?.split(", ");
+        let mut about = About { version: parts.next()?.parse().ok()?, generation: None, build: 1 };
+        for part in parts {
+            match part.split_once(' ')? {
+                ("generation", number) => about.generation = Some(number.parse().ok()?),
+                ("build", number) => about.build = number.parse().ok()?,
+                _ => return None,
+            }
+        }
+        Some(about)
+    }
+}
+
 /// A table that is there.
-struct Found {
-    name: String,
-    uuid: Uuid,
+pub(super) struct Found {
+    pub(super) name: String,
+    pub(super) uuid: Uuid,
     engine: String,
     sorting_key: String,
     partition_key: String,
     comment: String,
 }
 
-async fn found(server: &Server) -> Result<Vec<Found>> {
+impl Found {
+    /// Whether it holds rows.
+    pub(super) fn is_of_rows(&self) -> bool {
+        self.name == RECORDS || self.name.starts_with(NEXT)
+    }
+
+    pub(super) fn about(&self, server: &Server) -> Result<About> {
+        let name = format!("{}.{}", server.database(), self.name);
+        match About::of(&self.comment) {
+            Some(about) if about.version == VERSION => Ok(about),
+            Some(About { version, .. }) => Err(Error::Schema(format!(
+                "table {name} has version {version}, and this build reads version {VERSION}. Use another hapax, or another \
+                 database; nothing was changed"
+            ))),
+            None => Err(Error::Schema(format!(
+                "table {name} was not made by hapax (its comment does not say so). Name another database; nothing was changed"
+            ))),
+        }
+    }
+}
+
+/// The tables of a read model, with second tables of rows.
+pub(super) async fn found(server: &Server) -> Result<Vec<Found>> {
     let sql = "SELECT name, uuid, engine, sorting_key, partition_key, comment FROM system.tables
-               WHERE database = {database:String} AND name IN {names:Array(String)} ORDER BY name";
+               WHERE database = {database:String} AND (name IN {names:Array(String)} OR startsWith(name, {next:String}))
+               ORDER BY name";
     let names = format!("['{RECORDS}','{SYNC}','{REJECTED}','{VIEW}']");
     let statement = Statement::new(sql).bind("database", server.database()).bind("names", names);
+    let statement = statement.bind("next", NEXT);
     let answer = server.ask("looking for the tables of a read model", statement).await?;
     let (mut answer, mut all) = (Answer::new(&answer), Vec::new());
     while answer.more() {
@@ -127,10 +198,17 @@ async fn found(server: &Server) -> Result<Vec<Found>> {
 }
 
 /// Makes what is missing, if it may; then refuses what it does not know.
-pub(super) async fn prepare(server: &Server, make: bool) -> Result<()> {
+pub(super) async fn prepare(server: &Server, make: bool, generation: Option<u16>) -> Result<()> {
     let mut tables = found(server).await?;
     check(server, &tables)?; // before anything is changed
-    if tables.len() < 4 {
+    let of_rows = server.table();
+    let is_whole = |tables: &[Found]| {
+        [of_rows, SYNC, REJECTED, VIEW].iter().all(|name| tables.iter().any(|table| table.name == *name))
+    };
+    if !is_whole(&tables) {
+        if of_rows != RECORDS {
+            return Err(taken(server));
+        }
         if !make {
             return Err(Error::Schema(format!(
                 "there is no read model in database {} of ClickHouse at {}; `hapax serve` makes one",
@@ -138,55 +216,47 @@ pub(super) async fn prepare(server: &Server, make: bool) -> Result<()> {
                 server.place()
             )));
         }
-        for sql in statements(server.database()) {
+        for sql in statements(server.database(), generation) {
             server.ask("making the tables of a read model", Statement::new(sql)).await?;
         }
         tables = found(server).await?;
         check(server, &tables)?;
     }
-    check_columns(server).await?;
-    if tables.iter().any(|table| table.name == RECORDS && table.uuid.is_nil()) {
-        let database = server.database();
-        let told =
-            format!("table {database}.{RECORDS} has no UUID: database {database} needs the engine Atomic");
-        return Err(Error::Schema(told));
+    check_columns(server, make).await?;
+    if tables.iter().any(|table| table.name == of_rows && table.uuid.is_nil()) {
+        let (database, records) = (server.database(), server.records());
+        let message = format!("table {records} has no UUID: database {database} needs the engine Atomic");
+        return Err(Error::Schema(message));
     }
     probe(server, make).await
 }
 
-/// The UUID of the table of rows, as it is now.
-pub(super) async fn generation(server: &Server) -> Result<Uuid> {
-    let tables = found(server).await?;
-    let records = tables.iter().find(|table| table.name == RECORDS).map(|table| table.uuid);
-    records.ok_or_else(|| {
-        Error::Schema(format!(
-            "table {}.{RECORDS} is gone from ClickHouse at {}",
-            server.database(),
+/// A second table that is not there any more.
+fn taken(server: &Server) -> Error {
+    let message = format!("table {} is gone: another rebuild has taken it over", server.records());
+    Error::Schema(message)
+}
+
+/// The table of rows, as it is now.
+pub(super) async fn of_rows(server: &Server) -> Result<Found> {
+    let mut tables = found(server).await?;
+    match tables.iter().position(|table| table.name == server.table()) {
+        Some(at) => Ok(tables.swap_remove(at)),
+        None if server.table() != RECORDS => Err(taken(server)),
+        None => Err(Error::Schema(format!(
+            "table {} is gone from ClickHouse at {}",
+            server.records(),
             server.place()
-        ))
-    })
+        ))),
+    }
 }
 
 fn check(server: &Server, tables: &[Found]) -> Result<()> {
     for table in tables {
+        table.about(server)?;
         let name = format!("{}.{}", server.database(), table.name);
-        let version = table.comment.strip_prefix(COMMENT).and_then(|version| version.parse::<u32>().ok());
-        match version {
-            Some(VERSION) => {}
-            Some(other) => {
-                return Err(Error::Schema(format!(
-                    "table {name} has version {other}, and this build reads version {VERSION}. Use another hapax, or another \
-                     database; nothing was changed"
-                )));
-            }
-            None => {
-                return Err(Error::Schema(format!(
-                    "table {name} was not made by hapax (its comment does not say so). Name another database; nothing was changed"
-                )));
-            }
-        }
         let sound = match table.name.as_str() {
-            RECORDS => {
+            _ if table.is_of_rows() => {
                 table.engine.ends_with("ReplacingMergeTree")
                     && table.sorting_key == "tenant_id, module, record_id"
                     && table.partition_key.is_empty()
@@ -206,23 +276,34 @@ fn check(server: &Server, tables: &[Found]) -> Result<()> {
 }
 
 /// Columns that somebody added are none of our business; ours must be there.
-async fn check_columns(server: &Server) -> Result<()> {
+async fn check_columns(server: &Server, make: bool) -> Result<()> {
     let sql =
         "SELECT name, type FROM system.columns WHERE database = {database:String} AND table = {table:String}";
-    let statement = Statement::new(sql).bind("database", server.database()).bind("table", RECORDS);
+    let statement = Statement::new(sql).bind("database", server.database()).bind("table", server.table());
     let answer = server.ask("reading the columns of a read model", statement).await?;
     let (mut answer, mut columns) = (Answer::new(&answer), Vec::new());
     while answer.more() {
         columns.push((answer.text()?, answer.text()?));
     }
     for wanted in COLUMNS {
-        if !columns.contains(wanted) {
+        let (name, kind) = wanted;
+        let is_missing = !columns.iter().any(|(found, _)| found == name);
+        if is_missing && ADDED.contains(name) {
+            if !make {
+                return Err(Error::Schema(format!(
+                    "table {} is of an earlier hapax, and lacks the column {name}; `hapax serve` adds it",
+                    server.records()
+                )));
+            }
+            let sql = format!("ALTER TABLE {} ADD COLUMN IF NOT EXISTS {name} {kind}", server.records());
+            server.ask("adding a column to a read model", Statement::new(sql)).await?;
+        } else if !columns.contains(wanted) {
             let found =
                 columns.iter().find(|(name, _)| *name == wanted.0).map_or("not there", |found| found.1);
             return Err(Error::Schema(format!(
-                "column {} of table {}.{RECORDS} is {found}; it must be {}",
+                "column {} of table {} is {found}; it must be {}",
                 wanted.0,
-                server.database(),
+                server.records(),
                 wanted.1
             )));
         }
@@ -236,7 +317,7 @@ const PROBE: Uuid = Uuid::max();
 
 /// The filter of tenants, as a setting: it holds whatever the statement says.
 pub(super) fn tenant_filter(server: &Server, tenant: Uuid) -> String {
-    format!("{{'{}.{RECORDS}': 'tenant_id = toUUID(\\'{tenant}\\')'}}", server.database())
+    format!("{{'{}': 'tenant_id = toUUID(\\'{tenant}\\')'}}", server.records())
 }
 
 /// A server that ignores the filter of tenants is refused before it is asked anything.
@@ -244,8 +325,8 @@ async fn probe(server: &Server, make: bool) -> Result<()> {
     let what = "trying the filter of tenants";
     let seen = async |by: Uuid| -> Result<u64> {
         let sql = format!(
-            "SELECT count() FROM {}.{RECORDS} WHERE tenant_id = {{tenant:UUID}} AND module = ''",
-            server.database()
+            "SELECT count() FROM {} WHERE tenant_id = {{tenant:UUID}} AND module = ''",
+            server.records()
         );
         let statement = Statement::new(sql).bind("tenant", PROBE);
         let answer =
@@ -268,29 +349,55 @@ async fn probe(server: &Server, make: bool) -> Result<()> {
         row.text("");
         row.i32(0);
         row.i64(0);
-        server.insert(what, insert(server, RECORDS), row.0).await?;
+        row.u64(0);
+        server.insert(what, insert_rows(server), row.0).await?;
     }
     let (own, other) = (seen(PROBE).await?, seen(Uuid::nil()).await?);
     if own == 0 {
         return Err(Error::Schema(format!(
-            "table {}.{RECORDS} lacks the row by which the filter of tenants is tried; `hapax serve` makes it",
-            server.database()
+            "table {} lacks the row by which the filter of tenants is tried; `hapax serve` makes it",
+            server.records()
         )));
     }
     if other != 0 {
         return Err(Error::Unsupported(format!(
-            "ClickHouse at {} ignores the setting additional_table_filters for table {}.{RECORDS}: tenants would rely on one \
-             filter only",
+            "ClickHouse at {} ignores the setting additional_table_filters for table {}: tenants would rely on one filter \
+             only",
             server.place(),
-            server.database()
+            server.records()
         )));
     }
     Ok(())
 }
 
-/// The statement that inserts rows with all columns of a table.
+/// The statement that inserts into a table of states.
 pub(super) fn insert(server: &Server, table: &str) -> Statement {
+    Statement::new(format!("INSERT INTO {}.{table}", server.database()))
+}
+
+/// The statement that inserts rows; somebody may have added columns.
+pub(super) fn insert_rows(server: &Server) -> Statement {
     let columns: Vec<&str> = COLUMNS.iter().map(|(name, _)| *name).collect();
-    let columns = if table == RECORDS { format!(" ({})", columns.join(", ")) } else { String::new() };
-    Statement::new(format!("INSERT INTO {}.{table}{columns}", server.database()))
+    Statement::new(format!("INSERT INTO {} ({})", server.records(), columns.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_comment_says_what_a_table_is_for() {
+        let about = |version, generation, build| Some(About { version, generation, build });
+        for (generation, build) in [(None, 1), (Some(7), 12)] {
+            let sql = table_of_rows("x", generation, build);
+            let comment = sql.split("COMMENT '").nth(1).and_then(|rest| rest.strip_suffix('\'')).unwrap();
+            assert_eq!(About::of(comment), about(VERSION, generation, build), "{comment}");
+        }
+        assert_eq!(About::of("hapax read model, version 1"), about(1, None, 1));
+        assert_eq!(About::of("hapax read model, version 9, build 3"), about(9, None, 3));
+        for foreign in ["", "orders", "hapax read model, version x", "hapax read model, version 1, colour 3"]
+        {
+            assert_eq!(About::of(foreign), None, "{foreign}");
+        }
+    }
 }

@@ -31,7 +31,7 @@ const NEVER: i64 = i64::MIN;
 const NOWHERE: i64 = i64::MIN;
 
 /// Which writer, and its how many-th state.
-pub(super) type Turn = (u64, u64);
+pub(super) type WriteSeq = (u64, u64);
 
 fn time(micros: i64) -> Option<Time> {
     (micros != NEVER).then(|| Time::from_micros(micros))
@@ -123,13 +123,13 @@ impl States {
         &mut self,
         model: Uuid,
         of: &Partition,
-        turn: Turn,
+        write_seq: WriteSeq,
         end: Option<i64>,
         pulse: Option<Time>,
     ) {
         let row = self.row(model, &of.topic, of.number);
         // Changes that come from elsewhere say nothing about the place.
-        let ((writer, count), end) = end.map_or(((0, 0), NOWHERE), |end| (turn, end));
+        let ((writer, count), end) = end.map_or(((0, 0), NOWHERE), |end| (write_seq, end));
         row.u64(writer);
         row.u64(count);
         row.i64(end);
@@ -179,13 +179,13 @@ impl Rejections {
         &mut self,
         model: Uuid,
         of: &Partition,
-        turn: Turn,
+        write_seq: WriteSeq,
         rejected: &Rejected,
         holds: Option<Time>,
     ) {
         let tenant = rejected.tenant.map(|tenant| tenant.to_string()).unwrap_or_default();
         self.name(model, of, rejected.origin.offset, &tenant);
-        for number in [turn.0, turn.1, 0, 0] {
+        for number in [write_seq.0, write_seq.1, 0, 0] {
             self.0.u64(number);
         }
         self.0.i64(micros(holds));
@@ -201,10 +201,10 @@ impl Rejections {
         self.0.text(tenant);
     }
 
-    /// Given up: whatever was rejected there up to a turn.
-    fn drop(&mut self, model: Uuid, of: &Partition, offset: i64, tenant: &str, turn: Turn) {
+    /// Given up: whatever was rejected there up to a write_seq.
+    fn drop(&mut self, model: Uuid, of: &Partition, offset: i64, tenant: &str, write_seq: WriteSeq) {
         self.name(model, of, offset, tenant);
-        for number in [0, 0, turn.0, turn.1] {
+        for number in [0, 0, write_seq.0, write_seq.1] {
             self.0.u64(number);
         }
         self.0.i64(i64::MAX);
@@ -246,9 +246,9 @@ pub(super) async fn rejected(server: &Server, model: Uuid, limit: usize) -> Resu
 /// Gives a rejected change up.
 pub(super) async fn drop_rejected(server: &Server, model: Uuid, of: &Partition, offset: i64) -> Result<bool> {
     let sql = format!(
-        "SELECT tenant, max(rejected) AS turn FROM {}.{REJECTED}
+        "SELECT tenant, max(rejected) AS last_write FROM {}.{REJECTED}
          WHERE model = {{model:UUID}} AND topic = {{topic:String}} AND number = {{number:Int32}} AND offset = {{offset:Int64}}
-         GROUP BY tenant HAVING turn > max(dropped)",
+         GROUP BY tenant HAVING last_write > max(dropped)",
         server.database()
     );
     let statement = Statement::new(sql).bind("model", model).bind("topic", &of.topic);
@@ -257,8 +257,8 @@ pub(super) async fn drop_rejected(server: &Server, model: Uuid, of: &Partition, 
     let (mut answer, mut drops) = (Answer::new(&answer), Rejections::default());
     while answer.more() {
         let tenant = answer.text()?;
-        let turn = (answer.u64()?, answer.u64()?);
-        drops.drop(model, of, offset, tenant, turn);
+        let write_seq = (answer.u64()?, answer.u64()?);
+        drops.drop(model, of, offset, tenant, write_seq);
     }
     if drops.is_empty() {
         return Ok(false);

@@ -9,11 +9,11 @@ use async_trait::async_trait;
 use crate::access::decide::{self, Change, Found, Row};
 use crate::access::{
     Access, Actor, ApiToken, AuditEntry, AuditNote, AuditSweep, Authentication, ListAudit, ListTokens,
-    NewToken, Rotation, SweptAudit, TokenEntry, TokenId,
+    NewToken, Rotation, SweptAudit, TokenEntry, TokenId, TokenState,
 };
 use crate::clock::{Clock, SystemClock, Time};
 use crate::error::Result;
-use crate::ledger::Pace;
+use crate::ledger::SweepState;
 
 /// A store of API tokens in memory. Clones share it.
 #[derive(Debug, Clone)]
@@ -31,7 +31,7 @@ struct Store {
     /// With the ids of their notes, oldest first.
     audit: Vec<(uuid::Uuid, AuditEntry)>,
     number: i64,
-    pace: Option<Pace>,
+    sweep_state: Option<SweepState>,
 }
 
 impl Default for MemoryAccess {
@@ -128,7 +128,7 @@ impl Access for MemoryAccess {
         Ok(entries
             .filter(|entry| which.tenant.as_ref().is_none_or(|tenant| *tenant == entry.tenant))
             .filter(|entry| which.made_by.is_none() || entry.made_by == which.made_by)
-            .filter(|entry| !which.live_only || entry.state == "live")
+            .filter(|entry| !which.live_only || entry.state == TokenState::Live)
             .take(which.limit())
             .collect())
     }
@@ -157,16 +157,16 @@ impl Access for MemoryAccess {
     async fn sweep(&self, settings: &AuditSweep) -> Result<SweptAudit> {
         settings.check()?;
         let mut store = self.store();
-        let Some(plan) = settings.plan(store.pace, self.0.clock.now()) else {
+        let Some(plan) = settings.plan(store.sweep_state, self.0.clock.now()) else {
             return Ok(SweptAudit { skipped: true, ..SweptAudit::default() });
         };
-        store.pace = Some(plan.pace);
+        store.sweep_state = Some(plan.state);
         let before = store.audit.len();
         if let Some(horizon) = plan.horizon {
             store.audit.retain(|(_, entry)| entry.at >= horizon);
         }
         let rows = (before - store.audit.len()) as u64;
-        Ok(SweptAudit { rows, skipped: false, paused_until: plan.pace.paused_until })
+        Ok(SweptAudit { rows, skipped: false, paused_until: plan.state.paused_until })
     }
 
     fn backend(&self) -> &'static str {

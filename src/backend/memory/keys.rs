@@ -15,7 +15,7 @@ use crate::keyed::{
     Answer, Begin, Begun, Decided, Ended, IdempotencyKey, KeyEntry, KeyLease, KeyStatus, KeySweep, Keys,
     KeysCapabilities, KeysInfo, ListKeys, Resolution, SweptKeys,
 };
-use crate::ledger::{Pace, Token};
+use crate::ledger::{SweepState, Token};
 
 /// Keys in memory. Clones share them.
 #[derive(Debug, Clone)]
@@ -40,7 +40,7 @@ struct Store {
     rows: BTreeMap<Name, Row>,
     token: i64,
     horizon: Option<Time>,
-    pace: Option<Pace>,
+    sweep_state: Option<SweepState>,
 }
 
 impl Store {
@@ -163,15 +163,15 @@ impl Keys for MemoryKeys {
     async fn sweep(&self, settings: &KeySweep) -> Result<SweptKeys> {
         settings.check()?;
         let mut store = self.store();
-        let Some(plan) = settings.plan(store.pace, self.0.clock.now()) else {
+        let Some(plan) = settings.plan(store.sweep_state, self.0.clock.now()) else {
             return Ok(SweptKeys { skipped: true, ..SweptKeys::default() });
         };
         if settings.dry_run {
             let old = |horizon| store.rows.values().filter(|row| row.is_old(horizon)).count();
             let keys = plan.horizon.map_or(0, old) as u64;
-            return Ok(SweptKeys { keys, skipped: false, paused_until: plan.pace.paused_until });
+            return Ok(SweptKeys { keys, skipped: false, paused_until: plan.state.paused_until });
         }
-        store.pace = Some(plan.pace);
+        store.sweep_state = Some(plan.state);
         let before = store.rows.len();
         if let Some(horizon) = plan.horizon {
             store.horizon = store.horizon.max(Some(horizon));
@@ -179,12 +179,12 @@ impl Keys for MemoryKeys {
         }
         let keys = (before - store.rows.len()) as u64;
         settings.forgot(keys);
-        Ok(SweptKeys { keys, skipped: false, paused_until: plan.pace.paused_until })
+        Ok(SweptKeys { keys, skipped: false, paused_until: plan.state.paused_until })
     }
 
     async fn info(&self) -> Result<KeysInfo> {
         let store = self.store();
-        let swept_at = store.pace.map(|pace| pace.swept_at);
+        let swept_at = store.sweep_state.map(|state| state.swept_at);
         Ok(KeysInfo { now: self.0.clock.now(), horizon: store.horizon, swept_at })
     }
 

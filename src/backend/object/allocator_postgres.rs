@@ -14,6 +14,8 @@ use crate::error::{Error, Result};
 use crate::id::Tenant;
 use crate::journal::AggregateOf;
 
+type Statement = sqlx::query::Query<'static, sqlx::Postgres, sqlx::postgres::PgArguments>;
+
 #[derive(Debug)]
 pub(super) struct PgAllocator {
     pool: PgPool,
@@ -75,6 +77,19 @@ impl PgAllocator {
         Ok(PgAllocator { pool, table: format!("{schema}.aggregate_sequence"), handler })
     }
 
+    /// A statement about the end of a chain, which is its parameters 1 to 8.
+    fn about(&self, sql: String, of: &AggregateOf, tail: Tail) -> Statement {
+        sqlx::query(AssertSqlSafe(sql))
+            .bind(&self.handler)
+            .bind(Self::tenant(of))
+            .bind(of.aggregate.as_str())
+            .bind(big(tail.next.seq))
+            .bind(tail.next.void as i32)
+            .bind(tail.last.map(|slot| big(slot.seq)))
+            .bind(tail.last.map(|slot| slot.void as i32))
+            .bind(big(tail.ms))
+    }
+
     fn tenant(of: &AggregateOf) -> &str {
         of.tenant.as_ref().map_or("", Tenant::as_str) // a tenant's name is never empty
     }
@@ -124,22 +139,14 @@ impl Allocator for PgAllocator {
              where (t.next_seq, t.next_void) <= (excluded.next_seq, excluded.next_void)",
             table = self.table
         );
-        let tail = reservation.after;
-        let done = sqlx::query(AssertSqlSafe(sql))
-            .bind(&self.handler)
-            .bind(Self::tenant(of))
-            .bind(of.aggregate.as_str())
-            .bind(big(tail.next.seq))
-            .bind(tail.next.void as i32)
-            .bind(tail.last.map(|slot| big(slot.seq)))
-            .bind(tail.last.map(|slot| slot.void as i32))
-            .bind(big(tail.ms))
+        let done = self
+            .about(sql, of, reservation.after)
             .bind(big(reservation.count))
             .bind(&reservation.id)
             .bind(&reservation.fingerprint.0[..])
             .execute(&self.pool)
             .await
-            .map_err(|e| translate("telling the allocator who is next", e))?;
+            .map_err(|e| translate("reserving in the allocator", e))?;
         Ok(done.rows_affected() == 1)
     }
 
@@ -150,18 +157,10 @@ impl Allocator for PgAllocator {
              where handler = $1 and tenant = $2 and aggregate = $3 and (next_seq, next_void) < ($4, $5)",
             self.table
         );
-        sqlx::query(AssertSqlSafe(sql))
-            .bind(&self.handler)
-            .bind(Self::tenant(of))
-            .bind(of.aggregate.as_str())
-            .bind(big(tail.next.seq))
-            .bind(tail.next.void as i32)
-            .bind(tail.last.map(|slot| big(slot.seq)))
-            .bind(tail.last.map(|slot| slot.void as i32))
-            .bind(big(tail.ms))
+        self.about(sql, of, tail)
             .execute(&self.pool)
             .await
-            .map_err(|e| translate("telling the allocator what was appended", e))?;
+            .map_err(|e| translate("settling in the allocator", e))?;
         Ok(())
     }
 }

@@ -111,10 +111,7 @@ impl Inner {
                 }
             }
         }
-        Err(Error::Contended {
-            what: format!("{of}: others were quicker {ATTEMPTS_MAX} times"),
-            source: None,
-        })
+        Err(Error::Contended { what: format!("{of}: gave up after {ATTEMPTS_MAX} conflicts"), source: None })
     }
 
     /// If the caller numbers events, every event must have a seq.

@@ -243,7 +243,7 @@ impl Inner {
         let Some(body) = self.objects.get(name).await? else { return Ok(None) };
         self.has_read(body.len());
         let link = serde_json::from_slice(&body);
-        link.map(Some).map_err(|e| Error::Corrupt(format!("{name} is no part of a chain: {e}")))
+        link.map(Some).map_err(|e| Error::Corrupt(format!("{name} is not part of a chain: {e}")))
     }
 
     /// The taken slots from `from` on, at most `limit`.

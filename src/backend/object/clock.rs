@@ -45,7 +45,7 @@ struct Learnt {
     before: Option<Between>,
     since: i64,
     /// The last time returned.
-    told: i64,
+    returned: i64,
 }
 
 impl StoreClock {
@@ -83,8 +83,8 @@ impl StoreClock {
         let (low, high) = (here + known.low, here + known.high);
         let middle = low.midpoint(high);
         // A better estimate must not turn time back, unless the clock was set.
-        let about = if learnt.told - middle < 2 * SECOND { middle.max(learnt.told) } else { middle };
-        learnt.told = about;
+        let about = if learnt.returned - middle < 2 * SECOND { middle.max(learnt.returned) } else { middle };
+        learnt.returned = about;
         Some(Now {
             low: Time::from_micros(low),
             high: Time::from_micros(high),

@@ -76,7 +76,7 @@ impl Inner {
         let Some(last) = intents.last() else { return Ok(()) };
         let Some(body) = self.objects.get(&last.name).await? else { return Ok(()) };
         let intent: Intent = serde_json::from_slice(&body)
-            .map_err(|e| Error::Corrupt(format!("{} is no intent: {e}", last.name)))?;
+            .map_err(|e| Error::Corrupt(format!("{} is not an intent: {e}", last.name)))?;
         let found = self.follow(intent.tenant()?.as_ref(), name::intent_number(&last.name)?, &intent).await?;
         let is_over = match found {
             Found::Event(_) => false,

@@ -62,14 +62,17 @@ fn failed(doing: &str, name: &str, error: io::Error) -> Error {
     }
 }
 
-/// Creates a directory and its parents, and syncs the parent of each new one.
+/// Creates a directory and its parents, for their owner alone, and syncs the parent of each new one.
 fn make_directory(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return Ok(());
     }
     let above = path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
     make_directory(above)?;
-    match fs::create_dir(path) {
+    let mut private = fs::DirBuilder::new();
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut private, 0o700);
+    match private.create(path) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists || !path.is_dir() => Err(e),
         _ => sync_directory(above), // the second creator cannot rely on the first having synced
     }
@@ -103,7 +106,11 @@ fn write<T>(
     let to = root.join(name);
     let within = to.parent().unwrap_or(root).to_owned();
     make_directory(&within)?;
-    let written = File::create_new(&unnamed).and_then(|mut file| {
+    let mut private = fs::OpenOptions::new();
+    private.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut private, 0o600);
+    let written = private.open(&unnamed).and_then(|mut file| {
         file.write_all(body)?;
         file.sync_all()
     });

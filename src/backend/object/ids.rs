@@ -145,7 +145,7 @@ impl Inner {
         let Some(last) = listed.last() else { return Ok(None) };
         let Some(body) = self.objects.get(&last.name).await? else { return Ok(None) };
         let intent: Intent = serde_json::from_slice(&body)
-            .map_err(|e| Error::Corrupt(format!("{} is no intent: {e}", last.name)))?;
+            .map_err(|e| Error::Corrupt(format!("{} is not an intent: {e}", last.name)))?;
         if intent.id != id.as_str() || intent.tenant.as_deref() != tenant.map(Tenant::as_str) {
             return Err(Error::Corrupt(format!("{id} and {:?} share a name in the object store", intent.id)));
         }
@@ -245,6 +245,6 @@ impl Intent {
 
 /// Serializes an object's content.
 pub(super) fn json(content: &impl Serialize) -> Result<Bytes> {
-    let text = serde_json::to_vec(content).map_err(|e| Error::Corrupt(format!("no JSON: {e}")))?;
+    let text = serde_json::to_vec(content).map_err(|e| Error::Corrupt(format!("not JSON: {e}")))?;
     Ok(text.into())
 }

@@ -148,8 +148,9 @@ async fn identify(objects: &dyn Objects, migrate: Migrate) -> Result<String> {
     let made = Meta { journal: uuid::Uuid::new_v4().to_string(), format: FORMAT };
     for _ in 0..3 {
         if let Some(body) = objects.get(name::META).await? {
-            let meta: Meta = serde_json::from_slice(&body)
-                .map_err(|e| Error::Corrupt(format!("{} in {} is none: {e}", name::META, objects.about())))?;
+            let meta: Meta = serde_json::from_slice(&body).map_err(|e| {
+                Error::Corrupt(format!("{} in {} cannot be parsed: {e}", name::META, objects.about()))
+            })?;
             if meta.format != FORMAT {
                 let problem =
                     format!("{} has format {}; this build reads {FORMAT}", objects.about(), meta.format);

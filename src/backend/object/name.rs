@@ -240,7 +240,7 @@ pub(super) fn index_after(position: &Position) -> Result<String> {
     if entry.is_empty() || nth.parse::<u64>().is_err() || !plain(entry) || position.number() > MS_MAX {
         return Err(Error::invalid(
             "position",
-            format!("{position} is no position of an object store's journal"),
+            format!("{position} is not a position of an object store's journal"),
         ));
     }
     Ok(from(position.number(), entry))
@@ -258,7 +258,7 @@ pub(super) fn relay_number(relay: &RelayName) -> u32 {
 }
 
 fn foreign(name: &str) -> Error {
-    Error::Corrupt(format!("an object that is no part of a journal lies in one: {name}"))
+    Error::Corrupt(format!("an object that is not part of a journal lies in one: {name}"))
 }
 
 #[cfg(test)]
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_told_by_its_name_and_names_sort_as_positions() {
+    fn an_entry_is_known_by_its_name_and_names_sort_as_positions() {
         let long = "ü".repeat(255);
         let entry =
             |ms, seq, aggregate: &str| Entry::new(&of(Some(&long), aggregate), Slot { seq, void: 3 }, ms, 17);

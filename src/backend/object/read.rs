@@ -127,7 +127,7 @@ impl Inner {
     async fn bring_to_an_end(&self, pending_name: &str, since: u64, now: u64) -> Result<bool> {
         let Some(body) = self.objects.get(pending_name).await? else { return Ok(true) }; // finished already
         let pending: PendingAppend = serde_json::from_slice(&body)
-            .map_err(|e| Error::Corrupt(format!("{pending_name} is no pending append: {e}")))?;
+            .map_err(|e| Error::Corrupt(format!("{pending_name} is not a pending append: {e}")))?;
         let of = pending.of()?;
         match self.link(&of, pending.slot()).await? {
             Some(link) if link.nonce == pending.nonce => {

@@ -64,6 +64,34 @@ struct SaveObject {
     saved_at: Option<i64>,
 }
 
+/// What an object of a relay is, by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Lead,
+    /// The number of the checkpoint.
+    Save(u64),
+    Keep {
+        lease_ms: u64,
+    },
+    End,
+}
+
+impl Kind {
+    /// The token and the kind.
+    fn of(name: &str) -> Option<(i64, Kind)> {
+        let file = name.rsplit('/').next()?;
+        let parts: Vec<&str> = file.split('.').collect();
+        let kind = match parts[1..] {
+            ["lead"] => Kind::Lead,
+            ["save", number] => Kind::Save(number.parse().ok()?),
+            ["keep", _, lease_ms] => Kind::Keep { lease_ms: lease_ms.parse().ok()? },
+            ["end"] => Kind::End,
+            _ => return None,
+        };
+        Some((parts[0].parse().ok()?, kind))
+    }
+}
+
 /// A relay's state, as the names of its objects tell it.
 #[derive(Debug, Default)]
 struct StoredRelay {
@@ -81,43 +109,34 @@ struct StoredRelay {
 impl StoredRelay {
     fn of(objects: Vec<Listed>) -> Self {
         let mut relay_objects = StoredRelay::default();
-        for object in &objects {
-            let file = object.name.rsplit('/').next().unwrap_or_default();
-            let mut parts = file.split('.');
-            let token: i64 = parts.next().and_then(|text| text.parse().ok()).unwrap_or_default();
-            let what = parts.next().unwrap_or_default();
-            let mut number = || parts.next().and_then(|text| text.parse::<u64>().ok()).unwrap_or_default();
-            if what == "lead" && token > relay_objects.token {
-                relay_objects = StoredRelay {
-                    token,
-                    lead_at: Some(object.at),
-                    save: relay_objects.save,
-                    ..StoredRelay::default()
-                };
-            }
-
-            if what == "save" {
-                let n = number();
-                if relay_objects.save.as_ref().is_none_or(|(t, m, ..)| (token, n) >= (*t, *m)) {
+        // Objects with other names were not written by a relay.
+        let named = || objects.iter().filter_map(|object| Some((object, Kind::of(&object.name)?)));
+        for (object, (token, kind)) in named() {
+            match kind {
+                Kind::Lead if token > relay_objects.token => {
+                    relay_objects = StoredRelay {
+                        token,
+                        lead_at: Some(object.at),
+                        save: relay_objects.save,
+                        ..StoredRelay::default()
+                    };
+                }
+                Kind::Save(n)
+                    if relay_objects.save.as_ref().is_none_or(|(t, m, _)| (token, n) >= (*t, *m)) =>
+                {
                     relay_objects.save = Some((token, n, object.name.clone()));
                 }
+                Kind::Lead | Kind::Save(_) | Kind::Keep { .. } | Kind::End => {}
             }
         }
-        for object in &objects {
-            let file = object.name.rsplit('/').next().unwrap_or_default();
-            let mut parts = file.split('.');
-            if parts.next().and_then(|text| text.parse().ok()) != Some(relay_objects.token) {
-                continue;
-            }
-            match parts.next() {
-                Some("end") => relay_objects.ended = true,
-                Some("keep") => {
-                    let lease = parts.nth(1).and_then(|text| text.parse().ok()).unwrap_or_default();
-                    if relay_objects.kept.is_none_or(|(at, _)| object.at >= at) {
-                        relay_objects.kept = Some((object.at, lease));
-                    }
+        let current = relay_objects.token;
+        for (object, (_, kind)) in named().filter(|(_, (token, _))| *token == current) {
+            match kind {
+                Kind::End => relay_objects.ended = true,
+                Kind::Keep { lease_ms } if relay_objects.kept.is_none_or(|(at, _)| object.at >= at) => {
+                    relay_objects.kept = Some((object.at, lease_ms));
                 }
-                _ => {}
+                Kind::Lead | Kind::Save(_) | Kind::Keep { .. } => {}
             }
         }
         relay_objects.objects = objects;
@@ -427,4 +446,23 @@ fn replaced(relay: &str) -> Error {
 
 fn fenced(relay: &RelayName) -> Error {
     Error::Fenced { what: format!("relay {relay} is led by someone else now") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_a_relay_writes_are_read_back_and_others_ignored() {
+        let relay = RelayName::new("orders").expect("a name");
+        let of = |what: &str| Kind::of(&file(&relay, 17, what));
+        assert_eq!(of("lead"), Some((17, Kind::Lead)));
+        assert_eq!(of(&save_name(3)), Some((17, Kind::Save(3))));
+        assert_eq!(of("keep.0000000000001.30000"), Some((17, Kind::Keep { lease_ms: 30_000 })));
+        assert_eq!(of("end"), Some((17, Kind::End)));
+        for other in ["", "leader", "save.x", "keep.1", "lead.1"] {
+            assert_eq!(of(other), None, "{other}");
+        }
+        assert_eq!(Kind::of("relay/orders/x.lead"), None);
+    }
 }

@@ -101,7 +101,7 @@ impl S3 {
     ) -> std::result::Result<T, Failed> {
         match tokio::time::timeout(self.settings.timeout, work).await {
             Ok(done) => done.map_err(|e| self.failed(doing, e)),
-            Err(_) => Err(Failed::Told(Error::Unavailable {
+            Err(_) => Err(Failed::Other(Error::Unavailable {
                 what: format!(
                     "{doing} in {}: no answer within {}",
                     self.about(),
@@ -117,7 +117,7 @@ impl S3 {
         let text = crate::error::chain(&error);
         let refused = ["AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"];
         let refused = refused.iter().any(|code| text.contains(code));
-        Failed::Told(match error {
+        Failed::Other(match error {
             // A failed listing is a generic error; only its text tells the cause.
             _ if text.contains("NoSuchBucket") => Error::NotFound(format!(
                 "there is no bucket {:?} at {}",
@@ -170,15 +170,15 @@ fn answered(text: &str) -> Option<String> {
 enum Failed {
     Missing,
     Taken,
-    Told(Error),
+    Other(Error),
 }
 
 impl Failed {
-    fn told(self, name: &str) -> Error {
+    fn into_error(self, name: &str) -> Error {
         match self {
             Failed::Missing => Error::NotFound(name.to_owned()),
             Failed::Taken => Error::Contended { what: format!("writing {name}"), source: None },
-            Failed::Told(error) => error,
+            Failed::Other(error) => error,
         }
     }
 }
@@ -191,14 +191,14 @@ impl Objects for S3 {
         match self.bounded("creating an object", self.store.put_opts(&path, body.into(), options)).await {
             Ok(_) => Ok(true),
             Err(Failed::Taken) => Ok(false),
-            Err(failed) => Err(failed.told(name)),
+            Err(failed) => Err(failed.into_error(name)),
         }
     }
 
     async fn put(&self, name: &str, body: Bytes) -> Result<()> {
         let path = self.path(name);
         let put = self.store.put_opts(&path, body.into(), PutOptions::default());
-        self.bounded("writing an object", put).await.map(drop).map_err(|failed| failed.told(name))
+        self.bounded("writing an object", put).await.map(drop).map_err(|failed| failed.into_error(name))
     }
 
     async fn get(&self, name: &str) -> Result<Option<Bytes>> {
@@ -207,7 +207,7 @@ impl Objects for S3 {
         match self.bounded("reading an object", read).await {
             Ok(bytes) => Ok(Some(bytes)),
             Err(Failed::Missing) => Ok(None),
-            Err(failed) => Err(failed.told(name)),
+            Err(failed) => Err(failed.into_error(name)),
         }
     }
 
@@ -223,7 +223,8 @@ impl Objects for S3 {
                 ..PaginatedListOptions::default()
             };
             let page = self.store.list_paginated((!prefix.is_empty()).then_some(&prefix), options);
-            let page = self.bounded("listing objects", page).await.map_err(|failed| failed.told(&prefix))?;
+            let page =
+                self.bounded("listing objects", page).await.map_err(|failed| failed.into_error(&prefix))?;
             let more = page.page_token.is_some();
             let mut listed: Vec<Listed> = Vec::with_capacity(page.result.objects.len());
             for object in page.result.objects {
@@ -245,7 +246,7 @@ impl Objects for S3 {
         let path = self.path(name);
         match self.bounded("removing an object", self.store.delete(&path)).await {
             Ok(()) | Err(Failed::Missing) => Ok(()),
-            Err(failed) => Err(failed.told(name)),
+            Err(failed) => Err(failed.into_error(name)),
         }
     }
 

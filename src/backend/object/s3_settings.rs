@@ -81,9 +81,7 @@ impl S3Settings {
         let Some(rest) = url.strip_prefix("s3://") else { return bad("this one does not begin with s3://") };
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         if place.contains('@') {
-            return bad(
-                "credentials do not belong into the URL: use AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-            );
+            return bad("do not put credentials in the URL: use AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY");
         }
         let (bucket, prefix) = place.split_once('/').unwrap_or((place, ""));
         let secret = |name: &str| secret(name, &variable);
@@ -113,7 +111,7 @@ impl S3Settings {
                 ("skew_ms", _) if value.parse::<u32>().is_ok() => {
                     settings.skew = Duration::from_millis(value.parse().unwrap_or_default());
                 }
-                _ => return bad(&format!("{name:?} is not known, or {value:?} is no value for it")),
+                _ => return bad(&format!("{name:?} is not known, or {value:?} is not a value for it")),
             }
         }
         settings.check()?;

@@ -56,7 +56,7 @@ pub trait Objects: fmt::Debug + Send + Sync + 'static {
     /// cost one request).
     async fn list(&self, prefix: &str, after: &str, limit: usize) -> Result<Vec<Listed>>;
 
-    /// Deletes an object. It is no error if there is none.
+    /// Deletes an object. It is not an error if there is none.
     async fn delete(&self, name: &str) -> Result<()>;
 
     /// The store's clock.

@@ -66,20 +66,20 @@ impl Limits {
 
     /// How many of an append's events may be removed. These are always its first ones, since relays
     /// pass them in order and hold back the rest.
-    fn ripe(&self, link: &Link, entry: &Entry, cutoff: Time) -> Result<u64> {
+    fn expired(&self, link: &Link, entry: &Entry, cutoff: Time) -> Result<u64> {
         if Time::from_micros(link.at) >= cutoff {
             return Ok(0);
         }
-        let mut ripe = 0;
+        let mut expired = 0;
         for (nth, _) in link.left() {
             match link.stored(entry.slot, nth)? {
                 Some(stored) if stored.position <= self.up_to && !is_behind(&self.relays, &stored) => {
-                    ripe += 1;
+                    expired += 1;
                 }
                 _ => break,
             }
         }
-        Ok(ripe)
+        Ok(expired)
     }
 }
 
@@ -139,8 +139,8 @@ impl Inner {
                     }
                 }
                 let link = self.link_named(&entry.link()).await?;
-                let ripe = link.as_ref().map_or(Ok(0), |link| limits.ripe(link, &entry, cutoff))?;
-                let take = ripe.min(settings.batch_max as u64 - swept);
+                let expired = link.as_ref().map_or(Ok(0), |link| limits.expired(link, &entry, cutoff))?;
+                let take = expired.min(settings.batch_max as u64 - swept);
                 let empty = link.as_ref().is_none_or(|link| link.events.len() as u64 == take);
                 if !settings.dry_run && (take > 0 || empty) {
                     self.remove_first(&entry, link, take).await?;
@@ -232,7 +232,7 @@ impl Inner {
         }
         let mut count = 0;
         for last in others.values() {
-            // A chain of voids only is no aggregate: its first append was never committed.
+            // A chain of voids only is not an aggregate: its first append was never committed.
             let began = name::slot_of(last)?.seq > 1;
             count += u64::from(began || self.link_named(last).await?.is_some_and(|link| link.count > 0));
         }

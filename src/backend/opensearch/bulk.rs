@@ -98,8 +98,8 @@ impl Client {
 /// What an answer says about a change.
 fn applied(outcome: &Outcome) -> Applied {
     let reason = || {
-        let told = outcome.error.as_ref().map(reason_of).unwrap_or_default();
-        format!("the search engine answered {}: {told}", outcome.status)
+        let cause = outcome.error.as_ref().map(reason_of).unwrap_or_default();
+        format!("the search engine answered {}: {cause}", outcome.status)
     };
     match outcome.status {
         200..=299 => Applied::Newer,
@@ -114,7 +114,7 @@ fn applied(outcome: &Outcome) -> Applied {
 /// The two lines of a change.
 fn lines(change: &Change) -> Result<String> {
     check_generation(change.version.generation())?;
-    let unwritable = |error: serde_json::Error| Error::Corrupt(format!("a change is no JSON: {error}"));
+    let unwritable = |error: serde_json::Error| Error::Corrupt(format!("a change is not JSON: {error}"));
     let name = Name::of(change).to_string();
     let target = Target { id: &name, version: change.version.as_u64(), version_type: "external" };
     let payload: Option<&RawValue> = match &change.payload {

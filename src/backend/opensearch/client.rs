@@ -115,7 +115,7 @@ impl Client {
         if status.is_success() { Ok(text) } else { Err(self.refused(status, &text, doing)) }
     }
 
-    /// The meaning of an answer that is no success.
+    /// The meaning of an answer that is not a success.
     pub(super) fn refused(&self, status: StatusCode, text: &str, doing: &str) -> Error {
         let what = format!("{doing} at {}: {status}{}", self.server(), said(text));
         match status.as_u16() {
@@ -135,11 +135,11 @@ pub(super) fn parsed<'t, T: Deserialize<'t>>(text: &'t str) -> Result<T> {
 
 /// What an answer says is wrong.
 fn said(text: &str) -> String {
-    let told = match serde_json::from_str::<Value>(text) {
+    let message = match serde_json::from_str::<Value>(text) {
         Ok(value) if !value["error"].is_null() => reason_of(&value["error"]),
         _ => short(text),
     };
-    if told.is_empty() { told } else { format!(" ({told})") }
+    if message.is_empty() { message } else { format!(" ({message})") }
 }
 
 /// The reason in an error of the engine.
@@ -174,8 +174,8 @@ mod tests {
             "http://search/Records",
             "http://u:secret@h/a*",
         ] {
-            let told = of(bad).unwrap_err().to_string();
-            assert!(told.contains("http://HOST:PORT/ALIAS") && !told.contains("secret"), "{told}");
+            let message = of(bad).unwrap_err().to_string();
+            assert!(message.contains("http://HOST:PORT/ALIAS") && !message.contains("secret"), "{message}");
         }
     }
 

@@ -153,7 +153,7 @@ impl SearchProjection {
         }
         if about["mappings"]["_meta"]["hapax"]["format"].as_u64() != Some(FORMAT) {
             return refuse(format!(
-                "is an alias of {index}, which is no index of records of this version of hapax (format {FORMAT})"
+                "is an alias of {index}, which is not an index of records of this version of hapax (format {FORMAT})"
             ));
         }
         Ok(Some((*index).clone()))

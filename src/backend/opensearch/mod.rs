@@ -294,8 +294,8 @@ fn check_generation(generation: u16) -> Result<()> {
     if generation <= GENERATION_MAX {
         return Ok(());
     }
-    let told = format!(
+    let message = format!(
         "it is {generation}; OpenSearch's versions have 63 bits, so it can be {GENERATION_MAX} at most"
     );
-    Err(Error::Config(format!("the generation of a projection (analytics.generation): {told}")))
+    Err(Error::Config(format!("the generation of a projection (analytics.generation): {message}")))
 }

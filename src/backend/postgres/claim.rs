@@ -217,7 +217,7 @@ pub(super) async fn run(
     let answer = |outcome| match outcome {
         // Its week is being dropped. It is not in it, but its own first try may yet put it there.
         Some(Ok(Outcome::Busy { until: None, .. })) if in_doubt => {
-            let what = "claiming: the connection was lost, and the first try may still be under way".into();
+            let what = "claiming: the connection was lost, and the first attempt may still be running".into();
             Err(Error::Contended { what, source: None })
         }
         Some(outcome) => outcome,

@@ -155,7 +155,7 @@ macro_rules! numbered {
             ) -> std::result::Result<Self, sqlx::error::BoxDynError> {
                 match <i32 as sqlx::Decode<'r, sqlx::Postgres>>::decode(value)? {
                     $($number => Ok($name::$variant),)*
-                    number => Err(format!("{number} is no {}", stringify!($name)).into()),
+                    number => Err(format!("{number} is not a {}", stringify!($name)).into()),
                 }
             }
         }

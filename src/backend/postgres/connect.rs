@@ -66,7 +66,7 @@ pub(crate) async fn open_pool(
     // sqlx would log slow statements with their whole SQL; spans and metrics already show what is
     // slow.
     let options = options.disable_statement_logging();
-    knock(&options, acquire_timeout).await?;
+    check_reachable(&options, acquire_timeout).await?;
     pool_options()
         .max_connections(pool_max)
         .acquire_timeout(acquire_timeout)
@@ -77,7 +77,7 @@ pub(crate) async fn open_pool(
 
 /// Opens one connection directly: a pool that is refused retries until its timeout, and then cannot
 /// say why.
-async fn knock(options: &PgConnectOptions, within: Duration) -> Result<()> {
+async fn check_reachable(options: &PgConnectOptions, within: Duration) -> Result<()> {
     let what = &format!("connecting to PostgreSQL at {}:{}", options.get_host(), options.get_port());
     match tokio::time::timeout(within, sqlx::PgConnection::connect_with(options)).await {
         Ok(Ok(connection)) => {

@@ -1,4 +1,4 @@
-//! Reads the epoch: which life of the ledger the database holds.
+//! Reads the epoch: which incarnation of the ledger the database holds.
 
 use sqlx::AssertSqlSafe;
 

@@ -13,6 +13,7 @@ use super::codes::from_row;
 use super::connect;
 use super::database::{BEGIN, begin};
 use super::error::translate;
+use super::executor::Repeat;
 use super::schema::check_name;
 use crate::clock::Time;
 use crate::erase::{
@@ -25,8 +26,6 @@ use crate::records::{Name, Uuid};
 
 /// How many rows one transaction erases.
 const BATCH: i64 = 500;
-/// How often a batch is tried that met a writer.
-const ATTEMPTS_MAX: u32 = 8;
 
 /// Events with content, for parameters 1 to 4: tenant, aggregate, the kind of deletions, the fingerprint of erased
 /// ones.
@@ -53,7 +52,7 @@ pub struct PgEraser {
 
 from_row! {
     /// An event that is to be erased.
-    struct Telling { position: i64, kind: Option<String>, aggregate: String, seq: i64, at_us: i64 }
+    struct EventAbout { position: i64, kind: Option<String>, aggregate: String, seq: i64, at_us: i64 }
 }
 
 /// What a schema may hold.
@@ -170,7 +169,7 @@ impl PgEraser {
                  (extract(epoch from j.at) * 1000000)::bigint as at_us
              from {{s}}.journal j where {EVENTS} order by j.position limit {BATCH} for update"
         );
-        let found: Vec<Telling> = sqlx::query_as(self.sql(&sql))
+        let found: Vec<EventAbout> = sqlx::query_as(self.sql(&sql))
             .persistent(false)
             .bind(of.tenant_text())
             .bind(aggregate.as_ref().map(Aggregate::as_str))
@@ -179,7 +178,7 @@ impl PgEraser {
             .fetch_all(&mut **tx)
             .await
             .map_err(fail)?;
-        let said = |event: &Telling| {
+        let said = |event: &EventAbout| {
             let at = Time::from_micros(event.at_us);
             payload(event.kind.as_deref(), &event.aggregate, event.seq as u64, at).into_bytes()
         };
@@ -262,15 +261,12 @@ impl Eraser for PgEraser {
         drop(tx);
         let mut found = Vec::new();
         for (place, name) in places {
-            let (mut sum, mut attempts) = (0, 0);
+            let (mut sum, mut repeat) = (0, Repeat::behind_writers());
             loop {
                 match self.batch(place, of).await {
                     Ok(0) => break,
-                    Ok(rows) => (sum, attempts) = (sum + rows, 0),
-                    Err(Error::Contended { .. }) if attempts < ATTEMPTS_MAX => {
-                        attempts += 1;
-                        tokio::time::sleep(Duration::from_millis(20 << attempts)).await;
-                    }
+                    Ok(rows) => (sum, repeat) = (sum + rows, Repeat::behind_writers()),
+                    Err(Error::Contended { .. }) if repeat.again().await => {}
                     Err(error) => return Err(error),
                 }
             }

@@ -124,7 +124,10 @@ pub(in crate::backend) fn translate(what: &str, error: sqlx::Error) -> Error {
         Meaning::Refused => {
             let reason = match code.as_str() {
                 "25006" => "the database is read-only: a standby, or default_transaction_read_only",
-                "42501" => "this role lacks the privilege",
+                "42501" => {
+                    "this role lacks the privilege; the owner of the schema makes it, and `hapax ledger grants` and `hapax modules \
+                     grants` print what another role needs"
+                }
                 _ => "the disk is full",
             };
             Error::Refused { what: format!("{reason} ({what})"), source: source(error) }

@@ -1,5 +1,9 @@
 //! Sends statements, and decides what to do about one that fails: send it again, send its batch in
-//! parts, or give up. No other module sends a statement again.
+//! parts, or give up. Batches of the ledger and the journal run in an [`Executor`]; a statement or
+//! transaction that stands alone (keys, tokens, erasure, a doubt) asks a [`Repeat`] before it is sent again.
+//! No other module decides how often, and when.
+//!
+//! What an executor does about an error:
 //!
 //! - *A row is locked, bad or refused* (55P03, 55006, 22…, any error that a trigger raises): the
 //!   batch is split until that row is alone, and the error concerns only that row. Batches that
@@ -239,6 +243,44 @@ impl<'c> Executor<'c> {
             },
             error => error,
         }
+    }
+}
+
+/// How often a statement or transaction that stands alone is sent again, and after which pauses. Its
+/// caller knows which errors it may be repeated after, because that depends on what it changes.
+#[derive(Debug)]
+pub(super) struct Repeat {
+    /// How often it was sent again.
+    repeats: u32,
+    repeats_max: u32,
+    pause: fn(u32) -> Duration,
+}
+
+impl Repeat {
+    /// For a statement that others were in the way of, or whose answer was lost.
+    pub(super) fn statement() -> Self {
+        Repeat { repeats: 0, repeats_max: 4, pause: |repeats| Duration::from_millis(20) * repeats }
+    }
+
+    /// For a batch that waits for writers, which may hold their locks for seconds.
+    pub(super) fn behind_writers() -> Self {
+        Repeat { repeats: 0, repeats_max: 8, pause: |repeats| Duration::from_millis(20 << repeats) }
+    }
+
+    /// For a question about a transaction in doubt: the server needs time to notice that a client is
+    /// gone. Forty repeats take a second.
+    pub(super) fn in_doubt(repeats_max: u32) -> Self {
+        Repeat { repeats: 0, repeats_max, pause: |_| Duration::from_millis(25) }
+    }
+
+    /// Waits before it is sent again. False: it was sent often enough.
+    pub(super) async fn again(&mut self) -> bool {
+        if self.repeats == self.repeats_max {
+            return false;
+        }
+        self.repeats += 1;
+        tokio::time::sleep((self.pause)(self.repeats)).await;
+        true
     }
 }
 

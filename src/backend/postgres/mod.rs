@@ -19,13 +19,14 @@ mod held;
 pub mod journal;
 pub mod keys;
 mod lone;
-mod pace;
 mod part;
 mod read;
 pub mod records;
 mod schema;
 mod settle;
+mod skips;
 mod sweep;
+mod sweep_state;
 mod transaction;
 mod verify;
 mod week;
@@ -62,11 +63,11 @@ use self::database::{BEGIN, Database, Decoded, Select, begin};
 use self::executor::Executor;
 use crate::clock::Time;
 use crate::error::{Error, Result};
-use crate::id::{Scope, Tenant, Topic};
+use crate::id::{EventId, Scope, Tenant, Topic};
 use crate::ledger::{
     Audit, Capabilities, Claim, Claims, ConsumerStore, Cursor, Due, Entry, Epoch, Extend, Filter, Finding,
-    HeldQuery, Identity, Intervene, Intervened, Marker, MismatchRule, Operations, Outcome, Page,
-    PublishedDead, Settings, Settle, Settled, Stat, SweepSettings, Swept, Week,
+    HeldQuery, Identity, Intervene, Intervened, Logged, Marker, MismatchRule, Operations, Outcome, Page,
+    PreventedDays, PublishedDead, Settings, Settle, Settled, SkipBatch, Stat, SweepSettings, Swept, Week,
 };
 pub(in crate::backend) use error::translate;
 pub(in crate::backend) use schema::check_name;
@@ -432,7 +433,7 @@ impl Claims for PgLedger {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { backend: "postgres", durable: true, shared: true, transactional: true }
+        Capabilities { backend: "postgres", durable: true, shared: true, transactional: true, skips: true }
     }
 
     fn settings(&self) -> &Settings {
@@ -494,7 +495,11 @@ impl Operations for PgLedger {
     }
 
     async fn sweep(&self, settings: SweepSettings) -> Result<Swept> {
-        sweep::sweep(&self.0, settings, u32::MAX).await
+        let swept = sweep::sweep(&self.0, settings, u32::MAX).await?;
+        if !settings.dry_run {
+            skips::sweep(&self.0).await?;
+        }
+        Ok(swept)
     }
 
     async fn make_ahead(&self) -> Result<()> {
@@ -509,5 +514,17 @@ impl Operations for PgLedger {
 
     async fn check(&self) -> Result<Vec<Finding>> {
         verify::check(&self.0).await
+    }
+
+    async fn note_skips(&self, batch: &SkipBatch) -> Result<()> {
+        skips::note(&self.0, batch).await
+    }
+
+    async fn skips(&self, tenant: Option<&Tenant>, ids: &[EventId]) -> Result<Vec<Logged>> {
+        skips::of(&self.0, tenant, ids).await
+    }
+
+    async fn prevented(&self, since_day: i32) -> Result<PreventedDays> {
+        skips::prevented(&self.0, since_day).await
     }
 }

@@ -12,11 +12,11 @@ use super::error::translate;
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::event::{Fingerprint, Headers, Origin, Record};
-use crate::id::{Aggregate, EventId, Owner, Scope, Topic};
+use crate::id::{Aggregate, EventId, Owner, Scope, Tenant, Topic};
 use crate::ledger::transition::{Head, HeadLease, Row};
 use crate::ledger::{
     Audit, Cursor, CursorParts, Entry, Filter, Identity, LIST_BYTES_MAX, Metadata, Nonce, Page, Stat, State,
-    Token, Week,
+    Token, Week, WeekSize,
 };
 
 /// The columns of an [`EntryRow`]: `e` is the entry or held row, `w` its owner, `h` its bytes.
@@ -427,11 +427,15 @@ pub(super) async fn list(
 
 from_row! {
     /// How many entries of a scope are in a state.
-    struct Counted { tenant: String, scope: String, state: State, count: i64 }
+    struct Counted { tenant: String, scope: String, state: State, week: Option<i16>, count: i64 }
 }
 
 from_row! {
     struct DroppedRow { week: i16, at: i64 }
+}
+
+from_row! {
+    struct WeekRow { week: i16, bytes: Option<i64> }
 }
 
 pub(super) async fn stat(inner: &Inner) -> Result<Stat> {
@@ -439,21 +443,29 @@ pub(super) async fn stat(inner: &Inner) -> Result<Stat> {
     let s = &inner.settings.schema;
     let now = now(inner).await?;
     let counts = format!(
-        "select c.tenant, c.scope, x.state, sum(x.n)::bigint as count from ( \
-           select e.scope, {in_week} as state, count(*) n from {s}.entry e group by 1, 2 \
+        "select c.tenant, c.scope, x.state, x.week, sum(x.n)::bigint as count from ( \
+           select e.scope, {in_week} as state, e.week, count(*) n from {s}.entry e group by 1, 2, 3 \
            union all \
-           select h.scope, {in_held}, count(*) n from {s}.held h where not exists \
+           select h.scope, {in_held}, null, count(*) n from {s}.held h where not exists \
              (select from {s}.entry x where x.week = h.week and x.scope = h.scope and x.id = h.id) group by 1, 2 \
-         ) x join {s}.scope c on c.number = x.scope group by 1, 2, 3 order by 1, 2, 3",
+         ) x join {s}.scope c on c.number = x.scope group by 1, 2, 3, 4 order by 1, 2, 3",
         in_week = current_state(s, "e"),
         in_held = current_state(s, "h")
     );
     let counts: Vec<Counted> = inner.fetch_all(what, sqlx::query_as(AssertSqlSafe(counts))).await?;
     let weeks = format!(
-        "select split_part(c.relname, '_', 2)::smallint from pg_inherits i join pg_class c on c.oid = i.inhrelid \
+        "select split_part(c.relname, '_', 2)::smallint as week, pg_total_relation_size(c.oid) as bytes from pg_inherits i join pg_class c on c.oid = i.inhrelid \
          where i.inhparent = '{s}.entry'::regclass order by 1"
     );
-    let weeks: Vec<(i16,)> = inner.fetch_all(what, sqlx::query_as(AssertSqlSafe(weeks))).await?;
+    let weeks: Vec<WeekRow> = inner.fetch_all(what, sqlx::query_as(AssertSqlSafe(weeks))).await?;
+    let sizes = weeks.into_iter().map(|row| {
+        // A week that is dropped at this moment has no size any more.
+        let bytes = row.bytes.map(i64::unsigned_abs);
+        let entries = counts.iter().filter(|counted| counted.week == Some(row.week));
+        let entries = entries.map(|counted| counted.count.unsigned_abs()).sum();
+        Ok(WeekSize { week: Week::from_number(row.week)?, entries, bytes })
+    });
+    let week_sizes = sizes.collect::<Result<Vec<_>>>()?;
     let dropped =
         format!("select week, {s}.us(at) as at from {s}.dropped where scope_max is not null order by week");
     let dropped: Vec<DroppedRow> = inner.fetch_all(what, sqlx::query_as(AssertSqlSafe(dropped))).await?;
@@ -466,17 +478,24 @@ pub(super) async fn stat(inner: &Inner) -> Result<Stat> {
         .into_iter()
         .map(|(of, scope, count)| Ok((tenant(of)?, Scope::new(scope)?, count as u64)))
         .collect::<Result<Vec<_>>>()?;
-    let mut rows = Vec::with_capacity(counts.len());
+    let mut rows: Vec<(Option<Tenant>, Scope, State, u64)> = Vec::with_capacity(counts.len());
     for counted in counts {
-        let scope = Scope::new(counted.scope)?;
-        rows.push((tenant(counted.tenant)?, scope, counted.state, counted.count as u64));
+        let (of, scope) = (tenant(counted.tenant)?, Scope::new(counted.scope)?);
+        match rows.last_mut() {
+            // The same in another week.
+            Some(last) if (&last.0, &last.1, last.2) == (&of, &scope, counted.state) => {
+                last.3 += counted.count as u64;
+            }
+            _ => rows.push((of, scope, counted.state, counted.count as u64)),
+        }
     }
     let dropped =
         dropped.into_iter().map(|row| Ok((Week::from_number(row.week)?, Time::from_micros(row.at))));
     Ok(Stat {
         now,
         counts: rows,
-        weeks: weeks.into_iter().map(|(week,)| Week::from_number(week)).collect::<Result<_>>()?,
+        weeks: week_sizes.iter().map(|size| size.week).collect(),
+        week_sizes,
         dropped: dropped.collect::<Result<_>>()?,
         held: held_by.iter().map(|(.., count)| count).sum(),
         held_by,
@@ -494,12 +513,7 @@ pub(super) async fn audit(inner: &Inner, limit: usize) -> Result<Vec<Audit>> {
     );
     let query = sqlx::query_as::<_, AuditRow>(AssertSqlSafe(sql)).bind(count(limit as u64));
     let rows = inner.fetch_all("reading the audit", query).await?;
-    let line = |row: AuditRow| Audit {
-        at: Time::from_micros(row.at),
-        by: row.by,
-        what: row.what,
-        identity: row.identity,
-        reason: row.reason,
-    };
+    let line =
+        |row: AuditRow| Audit::stored(Time::from_micros(row.at), row.by, row.what, row.identity, row.reason);
     Ok(rows.into_iter().map(line).collect())
 }

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::ledger::IdentityRule;
 
 /// The schema version that this build writes.
-pub const VERSION: i32 = 1;
+pub const VERSION: i32 = 2;
 /// The oldest build, by schema version, that can still use what this build writes.
 pub const ACCEPTS: i32 = 1;
 
@@ -25,12 +25,15 @@ const PART: Part = Part {
     meta: "meta",
     version: VERSION,
     accepts: ACCEPTS,
-    steps: &[&[
-        include_str!("migrations/0001_ledger.sql"),
-        include_str!("migrations/0002_claim.sql"),
-        include_str!("migrations/0003_settle.sql"),
-        include_str!("migrations/0004_languages.sql"),
-    ]],
+    steps: &[
+        &[
+            include_str!("migrations/0001_ledger.sql"),
+            include_str!("migrations/0002_claim.sql"),
+            include_str!("migrations/0003_settle.sql"),
+            include_str!("migrations/0004_languages.sql"),
+        ],
+        &[include_str!("migrations/0005_skips.sql")],
+    ],
     fail: translate,
 };
 
@@ -80,7 +83,7 @@ pub fn grants_sql(schema: &str, role: &str) -> Result<String> {
     check_name(role)?;
     Ok(format!(
         "grant usage on schema {schema} to {role};\n\
-         grant select, insert, update, delete on {schema}.entry, {schema}.held, {schema}.head, {schema}.touch, {schema}.awaited, {schema}.marker to {role};\n\
+         grant select, insert, update, delete on {schema}.entry, {schema}.held, {schema}.head, {schema}.touch, {schema}.awaited, {schema}.marker, {schema}.skip, {schema}.prevented to {role};\n\
          grant select, insert on {schema}.scope, {schema}.owner, {schema}.audit to {role};\n\
          grant select on {schema}.meta, {schema}.dropped, {schema}.entries to {role};\n\
          grant usage on all sequences in schema {schema} to {role};\n\

@@ -18,7 +18,8 @@ use crate::event::Record;
 use crate::id::EventId;
 use crate::ledger::transition;
 use crate::ledger::{
-    Extend, Identity, Intervene, Intervened, Metadata, OnDead, Settle, Settled, State, Token, Verdict, Week,
+    Audit, Extend, Identity, Intervene, Intervened, Metadata, OnDead, Settle, Settled, State, Token, Verdict,
+    Week,
 };
 
 numbered! {
@@ -430,7 +431,7 @@ async fn audit(
         .persistent(false)
         .bind(&intervene.by)
         .bind(intervene.what.name())
-        .bind(identity.to_string())
+        .bind(Audit::name(identity))
         .bind(&intervene.reason)
         .execute(&mut **tx)
         .await

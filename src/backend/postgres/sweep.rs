@@ -8,7 +8,7 @@ use sqlx::{AssertSqlSafe, PgConnection};
 
 use super::codes::{self, from_row, micros};
 use super::error::translate;
-use super::{Inner, held, pace, week};
+use super::{Inner, held, sweep_state, week};
 use crate::clock::Time;
 use crate::error::Result;
 use crate::ledger::{State, SweepSettings, Swept, Week};
@@ -21,23 +21,23 @@ const PAGES: i64 = 4096;
 /// Runs one sweep. Tests limit how many steps of each week's drop it takes.
 pub(super) async fn sweep(inner: &Inner, mut settings: SweepSettings, steps: u32) -> Result<Swept> {
     settings.batch_max = settings.batch_max.max(1);
-    let pace = pace::keep(inner, settings).await?;
+    let state = sweep_state::record(inner, settings).await?;
     // While sweeps are paused nothing is old, but drops that have begun are finished.
-    let paced = pace.apply(settings);
-    let mut swept = Swept { paused_until: pace.paused_until, ..Swept::default() };
+    let bounded = state.apply(settings);
+    let mut swept = Swept { paused_until: state.paused_until, ..Swept::default() };
     swept.lost = mark_lost(inner, settings).await?;
-    let now = Present::of(inner, pace.swept_at);
-    sweep_rows(inner, &now, paced, &mut swept).await?;
+    let now = Present::of(inner, state.swept_at);
+    sweep_rows(inner, &now, bounded, &mut swept).await?;
     if !settings.dry_run {
-        held::forget_markers(inner, &now, micros(paced.retention)).await?;
+        held::forget_markers(inner, &now, micros(bounded.retention)).await?;
     }
     let end = Instant::now() + inner.settings.sweep_patience;
-    for due in due(inner, &now, paced).await? {
+    for due in due(inner, &now, bounded).await? {
         let week = Week::from_number(due.week)?;
         let leaving = week::Leaving { inner, week, partition: due.number, settings, now: &now, end };
-        let gone = if settings.dry_run { Some(leaving.count().await?) } else { leaving.go_on(steps).await? };
+        let gone = if settings.dry_run { leaving.count().await? } else { leaving.go_on(steps).await? };
         if let Some(gone) = gone {
-            swept.weeks.push((week, gone.rows));
+            swept.weeks.push((week, gone.rows.saturating_sub(gone.held)));
             swept.held += gone.held;
         }
     }

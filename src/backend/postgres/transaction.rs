@@ -9,15 +9,12 @@ use super::claim::{Ready, Unregistered, run};
 use super::codes::from_row;
 use super::database::begin;
 use super::error::{Meaning, is_refusal, meaning, translate};
-use super::executor::{Executor, in_savepoint};
+use super::executor::{Executor, Repeat, in_savepoint};
 use super::{Inner, PgLedger, held, read, settle};
 use crate::error::{Error, Result, Source};
 use crate::id::{Scope, Tenant};
 use crate::ledger::{Claim, Marker, Outcome, Settle, Settled, TransactionalLedger, Week};
 
-/// How often a doubt is asked about: the server needs time to notice that a client is gone.
-const ASKED_MAX: u32 = 100;
-const PAUSE: Duration = Duration::from_millis(20);
 /// How long a connection may take to answer before it counts as busy.
 const PROBE_MAX: Duration = Duration::from_secs(1);
 
@@ -65,7 +62,7 @@ impl PgLedger {
     /// same claim again and rolls it back, so it waits for a transaction that is still open instead
     /// of reading past it.
     pub async fn was_committed(&self, claim: &Claim) -> Result<bool> {
-        let mut asked = 0;
+        let mut repeat = Repeat::in_doubt(80);
         loop {
             let mut tx = self.0.begin().await?;
             let outcome = self.claim_in(&mut tx, std::slice::from_ref(claim)).await;
@@ -84,11 +81,9 @@ impl PgLedger {
                 }
                 Err(error) => error,
             };
-            asked += 1;
-            if !unknown.is_retryable() || asked > ASKED_MAX {
+            if !unknown.is_retryable() || !repeat.again().await {
                 return Err(unknown);
             }
-            tokio::time::sleep(PAUSE).await;
         }
         // The transaction in question has ended, so this read sees its commit.
         let week = self.0.settings.ledger.check(claim)?;
@@ -270,7 +265,7 @@ impl TransactionalLedger for PgLedger {
         match sqlx::raw_sql("SET CONSTRAINTS ALL IMMEDIATE").execute(&mut **tx).await {
             Ok(_) => Ok(true),
             // An aborted transaction rejects every statement, and answers COMMIT with a rollback
-            // that is no error.
+            // that is not an error.
             Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some("25P02") => Ok(false),
             Err(error) => Err(translate("looking at a transaction", error)),
         }

@@ -345,12 +345,7 @@ impl Leaving<'_> {
     /// The condition for rows that must not go with the week: open rows, rows that ended so
     /// recently that a repeat must still be recognized, and rows with bytes in `held`.
     fn stays(&self) -> String {
-        format!(
-            "(state in {} or at >= (select since from {}.dropped where {}) or (flags & {HELD}) <> 0)",
-            open_states(),
-            self.schema(),
-            self.mine()
-        )
+        stays_since(&format!("(select since from {}.dropped where {})", self.schema(), self.mine()))
     }
 
     async fn move_rows(&self, tx: &mut PgConnection, max: i64) -> Result<i64> {
@@ -368,10 +363,13 @@ impl Leaving<'_> {
         self.inner.fetch_one(WHAT, sqlx::query_as(AssertSqlSafe(sql))).await
     }
 
-    /// What a drop would remove.
-    pub async fn count(&self) -> Result<Gone> {
-        let looked = self.look(&format!("state in {}", open_states())).await?;
-        Ok(Gone { rows: looked.rows as u64, held: looked.matching as u64 })
+    /// What a drop would remove. `None` if another sweeper has removed it meanwhile.
+    pub async fn count(&self) -> Result<Option<Gone>> {
+        let since = format!("{} - {} * interval '1 microsecond'", self.now, micros(self.settings.retention));
+        match self.look(&stays_since(&since)).await {
+            Err(error) if is_anothers(&error) => Ok(None),
+            looked => looked.map(|of| Some(Gone { rows: of.rows as u64, held: of.matching as u64 })),
+        }
     }
 
     /// Detaches the partition without blocking others, or finishes an interrupted detach. Returns
@@ -464,6 +462,11 @@ impl Leaving<'_> {
         crate::crash_point!("sweep.dropped");
         Ok(Step::Gone(Gone { rows: rows as u64, held: held as u64 }))
     }
+}
+
+/// The condition for rows that outlive a week when those that ended since a time do.
+fn stays_since(since: &str) -> String {
+    format!("(state in {} or at >= {since} or (flags & {HELD}) <> 0)", open_states())
 }
 
 from_row! {

@@ -198,16 +198,16 @@ impl CacheProjection {
             call.arg(format!("{:020}", version.as_u64())).arg(kind);
             call.arg(ms(marker)).arg(ms(self.settings.value_ttl)).arg(value);
         }
-        let told: Vec<String> = send(&self.connection, &call).await.doing("writing to the cache")?;
-        if told.len() != writes.len() {
-            return Err(Error::Corrupt(format!("{} writes had {} answers", writes.len(), told.len())));
+        let replies: Vec<String> = send(&self.connection, &call).await.doing("writing to the cache")?;
+        if replies.len() != writes.len() {
+            return Err(Error::Corrupt(format!("{} writes had {} answers", writes.len(), replies.len())));
         }
-        let applied = |told: String| match told.as_str() {
+        let applied = |reply: String| match reply.as_str() {
             "newer" => Applied::Newer,
             "stale" => Applied::Stale,
-            _ => Applied::Failed { reason: format!("the cache has something else under its key: {told}") },
+            _ => Applied::Failed { reason: format!("the cache has something else under its key: {reply}") },
         };
-        Ok(told.into_iter().map(applied).collect())
+        Ok(replies.into_iter().map(applied).collect())
     }
 
     async fn get_many(&self, keys: &[String]) -> Result<Vec<Option<Vec<u8>>>> {
@@ -240,9 +240,9 @@ fn value(version: Version, payload: &Payload, created_at: Time, updated_at: Time
         seq: version.seq(),
         created_at: created_at.to_string(),
         updated_at: updated_at.to_string(),
-        payload: raw.map_err(|error| Error::Corrupt(format!("a payload is no JSON: {error}")))?,
+        payload: raw.map_err(|error| Error::Corrupt(format!("a payload is not JSON: {error}")))?,
     };
-    serde_json::to_string(&value).map_err(|error| Error::Corrupt(format!("no JSON: {error}")))
+    serde_json::to_string(&value).map_err(|error| Error::Corrupt(format!("not JSON: {error}")))
 }
 
 /// Reads a marker. The error says why it is none.
@@ -383,7 +383,7 @@ fn judge(info: &HashMap<String, String>) -> Vec<Finding> {
             "cache.maxmemory_policy",
             format!(
                 "maxmemory-policy is {policy}: when its memory is full the server would forget versions before their time, and an \
-                 old event could bring an old value back; set noeviction, and bound the memory by the life of values"
+                 old event could bring an old value back; set noeviction, and bound the memory by the TTL of values"
             ),
         ),
     }
@@ -435,8 +435,8 @@ mod tests {
         for (value_ttl, marker_ttl, redelivery) in
             [(Some(hour), hour, 2 * hour), (Some(3 * hour), 2 * hour, hour)]
         {
-            let told = with(value_ttl, marker_ttl).check(redelivery).unwrap_err().to_string();
-            assert!(told.contains("versions must be kept"), "{told}");
+            let message = with(value_ttl, marker_ttl).check(redelivery).unwrap_err().to_string();
+            assert!(message.contains("versions must be kept"), "{message}");
         }
         let odd = CacheSettings { prefix: "a*".to_owned(), ..CacheSettings::default() };
         assert!(odd.check(hour).unwrap_err().to_string().contains("a*"));

@@ -26,9 +26,9 @@ fn judge(info: &HashMap<String, String>, fsync: Option<&str>, accepted: &[Accept
         if accepted.contains(&what) {
             return (Level::Warning, format!("{message} (accepted: accept={})", what.name()));
         }
-        let told =
+        let text =
             format!("{message}, or say in the ledger's URL that this is accepted: accept={}", what.name());
-        (Level::Refusal, told)
+        (Level::Refusal, text)
     };
     let version = info.get("valkey_version").map(|version| format!("Valkey {version}"));
     tell(Level::Fine, "version", version.unwrap_or_else(|| format!("Redis {}", of("redis_version"))));
@@ -121,17 +121,17 @@ mod tests {
     }
 
     #[test]
-    fn t98_one_replica_is_told_as_one() {
-        for (count, told) in [("1", "has 1 replica,"), ("2", "has 2 replicas,")] {
+    fn t98_one_replica_is_reported_as_one() {
+        for (count, expected) in [("1", "has 1 replica,"), ("2", "has 2 replicas,")] {
             let info = [("role", "master"), ("connected_slaves", count)];
             let info = info.map(|(name, value)| (name.to_owned(), value.to_owned())).into_iter().collect();
             let findings = judge(&info, Some("always"), &[]);
-            assert!(findings.iter().any(|finding| finding.message.contains(told)), "{findings:?}");
+            assert!(findings.iter().any(|finding| finding.message.contains(expected)), "{findings:?}");
         }
     }
 
     #[test]
-    fn each_weakness_is_told() {
+    fn each_weakness_is_reported() {
         let always = Some("always");
         assert!(worst(&[], always).is_empty());
         assert_eq!(worst(&[("cluster_enabled", "1")], always), [("cluster", Level::Refusal)]);

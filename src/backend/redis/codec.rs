@@ -447,11 +447,11 @@ mod tests {
             let aggregate = row_.order.as_ref().map_or(0, |(aggregate, _)| aggregate.as_str().len());
             let (at, order) = (row_.at, row_.order.clone());
             let start = stored.len().min(BEFORE_AGGREGATE + aggregate + BEGINNING);
-            let told = Beginning { at, order: order.clone(), origin: row_.origin.clone() };
-            assert_eq!(waiting(&stored[..start]).unwrap(), told);
+            let beginning = Beginning { at, order: order.clone(), origin: row_.origin.clone() };
+            assert_eq!(waiting(&stored[..start]).unwrap(), beginning);
             let start = stored.len().min(BEFORE_AGGREGATE + aggregate + BEHIND_AGGREGATE);
-            let told = waiting(&stored[..start]).unwrap();
-            assert_eq!((told.at, told.order), (at, order), "however long the names are");
+            let decoded = waiting(&stored[..start]).unwrap();
+            assert_eq!((decoded.at, decoded.order), (at, order), "however long the names are");
             for end in 0..stored.len() {
                 assert_eq!(row(&stored[..end]).unwrap_err().code(), "corrupt");
             }

@@ -21,11 +21,7 @@ pub(super) fn manager(url: &str, timeout: Duration) -> Result<ConnectionManager>
     }
     let bad = |error: RedisError| {
         // The driver's text may contain the URL, and the URL a password.
-        Error::Config(format!(
-            "{:?} is no Redis URL that can be used: {}",
-            hide_password(url),
-            error.category()
-        ))
+        Error::Config(format!("{:?} is not a usable Redis URL: {}", hide_password(url), error.category()))
     };
     let client = Client::open(url).map_err(bad)?;
     let config = ConnectionManagerConfig::new()

@@ -265,7 +265,7 @@ fn marker_value(stored: &[u8]) -> Result<(Time, i64, &str)> {
         let (at, last) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
         Some((Time::from_micros(at), last, parts.next()?))
     };
-    parse().ok_or_else(|| Error::Corrupt(format!("{:?} is no marker", String::from_utf8_lossy(stored))))
+    parse().ok_or_else(|| Error::Corrupt(format!("{:?} is not a marker", String::from_utf8_lossy(stored))))
 }
 
 /// Deletes markers that were not set since the cutoff: their scopes are no longer in use. A marker

@@ -8,7 +8,7 @@
 //!
 //! Its limits: unless `appendfsync` is `always`, the last acknowledged writes are lost with the
 //! machine; [`Operations::check`] reports that. A server that is less durable is refused unless that is
-//! accepted by name ([`Accept`]). A server that comes back empty or older is detected (`life`).
+//! accepted by name ([`Accept`]). A server that comes back empty or older is detected (`incarnation`).
 //! Effects cannot be written in the claim's transaction.
 
 mod accept;
@@ -17,7 +17,7 @@ mod check;
 mod codec;
 mod connect;
 mod held;
-mod life;
+mod incarnation;
 mod read;
 mod script;
 mod snapshot;
@@ -39,7 +39,7 @@ pub use transaction::RedisTransaction;
 pub use window::RedisWindow;
 
 use connect::{Doing as _, info, manager, send};
-use life::Life;
+use incarnation::Incarnation;
 use script::Scripts;
 use snapshot::{RedisSnapshot, contended, wants_of};
 use want::{Found, Reply, Wants};
@@ -105,8 +105,8 @@ struct Inner {
     prefix: String,
     settings: Settings,
     accept: Vec<Accept>,
-    life: Mutex<Life>,
-    /// Lets one task at a time enter the next life.
+    incarnation: Mutex<Incarnation>,
+    /// Lets one task at a time enter the next incarnation.
     entering: tokio::sync::Mutex<()>,
     /// Tasks that must decide again take turns, so that they do not keep invalidating each other.
     turn: tokio::sync::Mutex<()>,
@@ -147,7 +147,7 @@ impl RedisLedger {
             prefix: format!("hapax:{{{}}}", settings.name),
             settings: settings.ledger,
             accept,
-            life: Mutex::default(),
+            incarnation: Mutex::default(),
             entering: tokio::sync::Mutex::default(),
             turn: tokio::sync::Mutex::default(),
         };
@@ -186,13 +186,13 @@ impl RedisLedger {
                 script.arg(arg.as_slice());
             }
         };
-        let answer = self.call_in_life(&self.0.scripts.write, "writing to the ledger", args).await?;
+        let answer = self.call_in_incarnation(&self.0.scripts.write, "writing to the ledger", args).await?;
         let answer: Option<(String, Vec<String>)> = answer;
-        let Some((life, answer)) = answer else { return Ok(false) };
+        let Some((incarnation, answer)) = answer else { return Ok(false) };
         let Some(number) = answer.get(1) else { return Ok(false) };
         let number =
-            number.parse().map_err(|_| Error::Corrupt(format!("{number:?} is no number of a write")))?;
-        self.wrote(&life, number, snapshot.last_token())?;
+            number.parse().map_err(|_| Error::Corrupt(format!("{number:?} is not the number of a write")))?;
+        self.wrote(&incarnation, number, snapshot.last_token())?;
         Ok(true)
     }
 
@@ -233,8 +233,8 @@ impl RedisLedger {
         let wants = || Wants::claims(claims, &self.0.settings);
         if wants().is_empty() {
             // Every claim is invalid, so there is nothing to read.
-            let told = |claim| Err(self.0.settings.check(claim).err().unwrap_or_else(contended));
-            return Ok(claims.iter().map(told).collect());
+            let refusal = |claim| Err(self.0.settings.check(claim).err().unwrap_or_else(contended));
+            return Ok(claims.iter().map(refusal).collect());
         }
         self.decide(wants, |snapshot, settings| claim_rows(snapshot, claims, settings)).await
     }
@@ -332,16 +332,16 @@ impl Claims for RedisLedger {
     async fn epoch(&self) -> Result<Epoch> {
         let mut get = redis::cmd("HMGET");
         get.arg(self.key(":meta")).arg("ledger").arg("life");
-        let (id, life): (Option<String>, Option<String>) =
+        let (id, incarnation): (Option<String>, Option<String>) =
             get.query_async(&mut self.connection()).await.doing("reading the ledger's epoch")?;
         // A restarted server may have lost what it had not written to disk; a replica that took
         // over may lack writes that it had not received. The first has a new run id, the second a
-        // new replication id. The life changes as soon as a process misses a write.
+        // new replication id. The incarnation changes as soon as a process misses a write.
         let info = info(&self.0.connection).await?;
         let of = |name: &str| info.get(name).map_or("", String::as_str);
         Ok(Epoch::of([
             id.as_deref().unwrap_or_default(),
-            life.as_deref().unwrap_or_default(),
+            incarnation.as_deref().unwrap_or_default(),
             of("run_id"),
             of("master_replid"),
         ]))
@@ -349,7 +349,7 @@ impl Claims for RedisLedger {
 
     fn capabilities(&self) -> Capabilities {
         // Depends on the server's configuration: `check` says what is missing.
-        Capabilities { backend: "redis", durable: false, shared: true, transactional: false }
+        Capabilities { backend: "redis", durable: false, shared: true, transactional: false, skips: false }
     }
 
     fn settings(&self) -> &Settings {

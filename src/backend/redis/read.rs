@@ -12,7 +12,7 @@ use crate::id::EventId;
 use crate::ledger::transition::Row;
 use crate::ledger::{
     Audit, Claims as _, Cursor, CursorParts, Entry, Filter, Identity, Key, LIST_BYTES_MAX, Page, Stat, State,
-    Week,
+    Week, WeekSize,
 };
 
 /// How many fields one HSCAN asks for.
@@ -253,6 +253,8 @@ pub(super) async fn stat(ledger: &RedisLedger) -> Result<Stat> {
         Ok(())
     };
     let numbers = scopes.wanted(&Filter::default());
+    let mut sizes: BTreeMap<Week, WeekSize> =
+        weeks.keys().map(|week| (*week, WeekSize { week: *week, entries: 0, bytes: Some(0) })).collect();
     for (week, scope) in filled(ledger, weeks.keys().copied(), &numbers).await?.into_keys() {
         // A scan may return a field twice while the hash grows or shrinks.
         let mut met = BTreeMap::new();
@@ -262,6 +264,10 @@ pub(super) async fn stat(ledger: &RedisLedger) -> Result<Stat> {
         })
         .await?;
         met.values().try_for_each(|stored| count(scope, stored))?;
+        if let Some(size) = sizes.get_mut(&week) {
+            size.entries += met.len() as u64;
+            size.bytes = size.bytes.zip(bytes_of(ledger, week, scope).await).map(|(sum, more)| sum + more);
+        }
     }
     let mut kept = BTreeMap::new();
     scan(ledger, ":kept", |field, stored| {
@@ -288,10 +294,19 @@ pub(super) async fn stat(ledger: &RedisLedger) -> Result<Stat> {
         now,
         counts: counts.collect::<Result<_>>()?,
         weeks: weeks.into_keys().collect(),
+        week_sizes: sizes.into_values().collect(),
         dropped: dropped(ledger).await?,
         held: held.values().sum(),
         held_by: held_by.collect::<Result<_>>()?,
     })
+}
+
+/// The memory of a scope's week, estimated by the server from some of its entries. `None` if it may not be asked.
+async fn bytes_of(ledger: &RedisLedger, week: Week, scope: i32) -> Option<u64> {
+    let key = ledger.key(&week_key(week, scope));
+    let asked =
+        redis::cmd("MEMORY").arg("USAGE").arg(key).query_async::<Option<u64>>(&mut ledger.connection()).await;
+    asked.ok().map(Option::unwrap_or_default)
 }
 
 async fn dropped(ledger: &RedisLedger) -> Result<Vec<(Week, Time)>> {
@@ -324,13 +339,8 @@ pub(super) async fn audit(ledger: &RedisLedger, limit: usize) -> Result<Vec<Audi
     let read = |line: &String| {
         let value: serde_json::Value = serde_json::from_str(line).ok()?;
         let text = |name: &str| value.get(name)?.as_str().map(str::to_owned);
-        Some(Audit {
-            at: Time::from_micros(value.get("at")?.as_i64()?),
-            by: text("by")?,
-            what: text("what")?,
-            identity: text("identity")?,
-            reason: text("why")?,
-        })
+        let at = Time::from_micros(value.get("at")?.as_i64()?);
+        Some(Audit::stored(at, text("by")?, text("what")?, text("identity")?, text("why")?))
     };
     lines
         .iter()

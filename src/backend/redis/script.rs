@@ -28,7 +28,7 @@ pub(super) struct Scripts {
     pub(super) write: Script,
     pub(super) forget: Script,
     pub(super) drop: Script,
-    pub(super) pace: Script,
+    pub(super) sweep_state: Script,
 }
 
 impl Scripts {
@@ -42,8 +42,8 @@ impl Scripts {
     }
 
     fn with(present: &str) -> Self {
-        let life = include_str!("lua/life.lua");
-        let script = |text: &str| Script::new(&format!("{present}{life}{text}"));
+        let incarnation = include_str!("lua/incarnation.lua");
+        let script = |text: &str| Script::new(&format!("{present}{incarnation}{text}"));
         Scripts {
             open: script(include_str!("lua/open.lua")),
             now: script("return string.format('%.0f', present())"),
@@ -53,7 +53,7 @@ impl Scripts {
             write: script(include_str!("lua/write.lua")),
             forget: script(include_str!("lua/forget.lua")),
             drop: script(include_str!("lua/drop.lua")),
-            pace: script(include_str!("lua/pace.lua")),
+            sweep_state: script(include_str!("lua/sweep_state.lua")),
         }
     }
 }

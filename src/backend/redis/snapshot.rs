@@ -9,7 +9,7 @@ use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::{Aggregate, Scope, Tenant};
 use crate::ledger::transition::{Head, Row};
-use crate::ledger::{Intervene, Key, Marker, Nonce, Rows, State, Token, Week};
+use crate::ledger::{Audit, Intervene, Key, Marker, Nonce, Rows, State, Token, Week};
 
 /// A row, as read and as it will be written.
 #[derive(Debug, Default)]
@@ -263,7 +263,7 @@ impl RedisSnapshot {
 
 /// Nothing was changed; a retry may succeed.
 pub(super) fn contended() -> Error {
-    Error::Contended { what: "others changed the same entries again and again".into(), source: None }
+    Error::Contended { what: "gave up: too many conflicting writes".into(), source: None }
 }
 
 fn unread(what: &str) -> Error {
@@ -419,7 +419,7 @@ impl Rows for RedisSnapshot {
             "at": self.now.as_micros(),
             "by": intervene.by,
             "what": intervene.what.name(),
-            "identity": intervene.identity.to_string(),
+            "identity": Audit::name(&intervene.identity),
             "why": intervene.reason,
         });
         self.audit.push(line.to_string());

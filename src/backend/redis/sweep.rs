@@ -11,15 +11,15 @@ use super::{RedisLedger, Result, codec};
 use crate::clock::Time;
 use crate::ledger::transition::Row;
 use crate::ledger::{
-    Claims as _, Filter, Key, Pace, Rows as _, State, SweepSettings, Swept, Week, may_sweep,
+    Claims as _, Filter, Key, Rows as _, State, SweepSettings, SweepState, Swept, Week, may_sweep,
 };
 
 pub(super) async fn sweep(ledger: &RedisLedger, settings: SweepSettings) -> Result<Swept> {
     let now = ledger.now().await?;
-    let pace = keep_pace(ledger, now, settings).await?;
-    let cutoff = now.minus(pace.apply(settings).retention);
+    let state = record_sweep(ledger, now, settings).await?;
+    let cutoff = now.minus(state.apply(settings).retention);
     let numbers = Scopes::read(ledger).await?.wanted(&Filter::default());
-    let mut swept = Swept { paused_until: pace.paused_until, ..Swept::default() };
+    let mut swept = Swept { paused_until: state.paused_until, ..Swept::default() };
     swept.lost = mark_lost(ledger, now, settings).await?;
     for (_, number) in filled(ledger, [Week::TIMELESS], &numbers).await?.into_keys() {
         swept.rows +=
@@ -37,10 +37,11 @@ pub(super) async fn sweep(ledger: &RedisLedger, settings: SweepSettings) -> Resu
         }
         let seen = look_at(ledger, week, &numbers).await?;
         if settings.dry_run {
-            swept.weeks.push((week, seen.rows));
-            swept.held += seen.open.len() as u64;
+            let open = seen.open.len() as u64;
+            swept.weeks.push((week, seen.rows.saturating_sub(open)));
+            swept.held += open;
         } else if let Some((rows, kept)) = drop_week(ledger, week, &noted, &seen).await? {
-            swept.weeks.push((week, rows));
+            swept.weeks.push((week, rows.saturating_sub(kept)));
             swept.held += kept;
         }
     }
@@ -49,7 +50,7 @@ pub(super) async fn sweep(ledger: &RedisLedger, settings: SweepSettings) -> Resu
 
 /// Records that a sweep begins, before it deletes anything; a dry run only reads. Two sweeps that
 /// begin together record the same.
-async fn keep_pace(ledger: &RedisLedger, now: Time, settings: SweepSettings) -> Result<Pace> {
+async fn record_sweep(ledger: &RedisLedger, now: Time, settings: SweepSettings) -> Result<SweepState> {
     let (swept_at, paused_until): (Option<i64>, Option<i64>) = redis::cmd("HMGET")
         .arg(ledger.key(":meta"))
         .arg(&["swept_at", "paused_until"])
@@ -57,15 +58,15 @@ async fn keep_pace(ledger: &RedisLedger, now: Time, settings: SweepSettings) -> 
         .await
         .doing("reading when the last sweep was")?;
     let paused_until = paused_until.filter(|until| *until > 0).map(Time::from_micros);
-    let before = swept_at.map(|at| Pace { swept_at: Time::from_micros(at), paused_until });
-    let next = Pace::next(before, now, settings.retention);
+    let before = swept_at.map(|at| SweepState { swept_at: Time::from_micros(at), paused_until });
+    let next = SweepState::next(before, now, settings.retention);
     if !settings.dry_run {
         let args = |script: &mut redis::ScriptInvocation<'_>| {
             script.arg(now.as_micros()).arg(next.paused_until.map_or(0, Time::as_micros));
         };
         let noted: Option<i64> =
-            ledger.call(&ledger.0.scripts.pace, "noting that a sweep begins", args).await?;
-        noted.ok_or_else(contended)?; // what was read belongs to another life
+            ledger.call(&ledger.0.scripts.sweep_state, "noting that a sweep begins", args).await?;
+        noted.ok_or_else(contended)?; // what was read belongs to another incarnation
     }
     Ok(next)
 }

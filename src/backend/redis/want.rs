@@ -199,7 +199,7 @@ pub(super) fn names_of(field: &str) -> Result<Names> {
         let tenant = if tenant.is_empty() { None } else { Some(Tenant::new(tenant).ok()?) };
         Some((tenant, Scope::new(scope).ok()?))
     };
-    parse().ok_or_else(|| Error::Corrupt(format!("{field:?} is no scope")))
+    parse().ok_or_else(|| Error::Corrupt(format!("{field:?} is not a scope")))
 }
 
 /// Two numbers separated by a colon; `None` if nothing is stored.
@@ -211,7 +211,7 @@ pub(super) fn pair(stored: &[u8]) -> Result<Option<(i64, i64)>> {
         let (a, b) = std::str::from_utf8(stored).ok()?.split_once(':')?;
         Some((a.parse().ok()?, b.parse().ok()?))
     };
-    let bad = || Error::Corrupt(format!("{:?} is no pair of numbers", String::from_utf8_lossy(stored)));
+    let bad = || Error::Corrupt(format!("{:?} is not a pair of numbers", String::from_utf8_lossy(stored)));
     parse().map(Some).ok_or_else(bad)
 }
 

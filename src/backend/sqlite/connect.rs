@@ -25,19 +25,23 @@ pub(crate) enum Access {
 
 /// Opens a ledger's file.
 pub(crate) fn open(path: &Path, access: Access) -> Result<Connection> {
-    if path.as_os_str().is_empty() || path == Path::new(":memory:") {
-        return Err(Error::invalid("ledger file", "it needs a name: a ledger in memory is MemoryLedger"));
-    }
     open_file(path, access, "ledger")
 }
 
 /// Opens a file. The path is taken literally: URIs are not interpreted.
 pub(crate) fn open_file(path: &Path, access: Access, what: &str) -> Result<Connection> {
+    if path.as_os_str().is_empty() || path == Path::new(":memory:") {
+        let problem = "it needs a name: what stays in memory has a type of its own, such as MemoryLedger";
+        return Err(Error::invalid("file", problem));
+    }
     let flags = OpenFlags::SQLITE_OPEN_NO_MUTEX
         | match access {
             Access::Write => OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE,
             Access::Read => OpenFlags::SQLITE_OPEN_READ_ONLY,
         };
+    if access == Access::Write {
+        make_private(path);
+    }
     let mut conn =
         Connection::open_with_flags(path, flags).doing(&format!("opening the {what} {}", path.display()))?;
     conn.set_prepared_statement_cache_capacity(256);
@@ -50,10 +54,21 @@ pub(crate) fn open_file(path: &Path, access: Access, what: &str) -> Result<Conne
         )));
     }
     if access == Access::Write && conn.is_readonly("main").doing("asking whether the file is read-only")? {
-        let told = format!("{} is read-only for this user; nothing was changed", path.display());
-        return Err(Error::Refused { what: told, source: None });
+        let message = format!("{} is read-only for this user; nothing was changed", path.display());
+        return Err(Error::Refused { what: message, source: None });
     }
     Ok(conn)
+}
+
+/// Makes a file that only its owner may read, if there is none: SQLite would make it as the umask says,
+/// and gives its write-ahead log the same mode. A file that is there keeps its mode. Whatever goes wrong
+/// here goes wrong again when SQLite opens the file, and is told then.
+fn make_private(path: &Path) {
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let _ = options.open(path);
 }
 
 /// SQLite's busy handler: sleeps between two checks of a lock. The sleep is short because locks are

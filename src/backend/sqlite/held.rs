@@ -23,11 +23,35 @@ use crate::ledger::{
 /// A held row, with its week, its scope's number and its key.
 type Found = (Week, i32, Vec<u8>, Row);
 
-/// All tables with entries, each with the SQL expression for a row's week.
-fn tables(conn: &Connection) -> Result<Vec<(String, String)>> {
-    let weeks = weeks(conn)?.into_iter().map(Week::number);
-    let tables = weeks.map(|n| (format!("main.hapax_entry_{n}"), n.to_string()));
-    Ok(tables.chain([("main.hapax_kept".to_owned(), "week".to_owned())]).collect())
+/// A table with entries.
+#[derive(Debug, Clone, Copy)]
+enum Table {
+    /// The entries of one week.
+    OfWeek(Week),
+    /// Entries of any week, which a column names.
+    Kept,
+}
+
+impl Table {
+    fn name(self) -> String {
+        match self {
+            Table::OfWeek(week) => format!("main.hapax_entry_{}", week.number()),
+            Table::Kept => "main.hapax_kept".to_owned(),
+        }
+    }
+
+    /// The week of a row, as SQL.
+    fn week(self) -> String {
+        match self {
+            Table::OfWeek(week) => week.number().to_string(),
+            Table::Kept => "week".to_owned(),
+        }
+    }
+}
+
+/// All tables with entries.
+fn tables(conn: &Connection) -> Result<Vec<Table>> {
+    Ok(weeks(conn)?.into_iter().map(Table::OfWeek).chain([Table::Kept]).collect())
 }
 
 /// Selects rows of the given scopes: the oldest first, and those that were reserved last.
@@ -39,7 +63,8 @@ fn select(
     limit: i64,
 ) -> Result<Vec<Found>> {
     let mut found = Vec::new();
-    for (table, week) in tables(conn)? {
+    for table in tables(conn)? {
+        let (table, week) = (table.name(), table.week());
         let sql = format!(
             "SELECT {READ}, {week}, id, coalesce(reserved, at) AS place FROM {table} \
              WHERE scope = ?1 AND {which} ORDER BY place LIMIT ?2"
@@ -170,9 +195,8 @@ fn matches(conn: &Connection, query: &HeldQuery) -> Result<String> {
 /// payloads.
 fn waiting(conn: &Connection, scopes: &[i32], matches: &str, now: Time) -> Result<Vec<Waiting<Place>>> {
     let mut found = Vec::new();
-    for (table, week) in tables(conn)? {
-        let kept = week == "week";
-        let table: Rc<str> = table.into();
+    for from in tables(conn)? {
+        let (table, week): (Rc<str>, _) = (from.name().into(), from.week());
         let sql = format!(
             "SELECT {week}, id, aggregate, seq, {matches} FROM {table} WHERE scope = ?1 AND {WAITS} AND at <= ?2"
         );
@@ -189,7 +213,10 @@ fn waiting(conn: &Connection, scopes: &[i32], matches: &str, now: Time) -> Resul
                     Some((aggregate, seq)) => Some((codec::sound(Aggregate::new(aggregate))?, seq as u64)),
                     None => None,
                 };
-                let and = if kept { format!("AND week = {number}") } else { String::new() };
+                let and = match from {
+                    Table::Kept => format!("AND week = {number}"),
+                    Table::OfWeek(_) => String::new(),
+                };
                 let week = Week::from_number(number)?;
                 let place = Place { table: table.clone(), and, week, scope: *scope, id, matches };
                 found.push((place, *scope, order));
@@ -201,7 +228,8 @@ fn waiting(conn: &Connection, scopes: &[i32], matches: &str, now: Time) -> Resul
 
 fn count(conn: &Connection, numbers: &[i32]) -> Result<u64> {
     let mut held = 0;
-    for (table, _) in tables(conn)? {
+    for table in tables(conn)? {
+        let table = table.name();
         let sql = format!("SELECT count(*) FROM {table} WHERE scope = ?1 AND payload IS NOT NULL");
         let mut statement = conn.prepare_cached(&sql).doing("counting what is held")?;
         for number in numbers {

@@ -14,7 +14,7 @@ use crate::clock::{Clock, Time};
 use crate::error::{Error, Result};
 use crate::id::{Aggregate, Scope, Tenant};
 use crate::ledger::transition::{Head, Row};
-use crate::ledger::{Intervene, Key, Rows, Token, Week};
+use crate::ledger::{Audit, Intervene, Key, Rows, Token, Week};
 
 /// Cached facts about the file other than rows. Numbers of scopes and names never change once
 /// committed. Weeks do, so they are dropped from the cache when another connection has written.
@@ -396,7 +396,7 @@ impl Rows for LedgerTx<'_> {
                     self.now().as_micros(),
                     intervene.by,
                     intervene.what.name(),
-                    intervene.identity.to_string(),
+                    Audit::name(&intervene.identity),
                     intervene.reason
                 ],
             )

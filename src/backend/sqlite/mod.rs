@@ -28,6 +28,7 @@ pub mod records;
 pub(crate) mod requests;
 mod scan;
 mod schema;
+mod skips;
 mod sweep;
 mod transaction;
 mod writer;
@@ -37,6 +38,7 @@ pub use analytics::SqliteReadModel;
 pub use erase::SqliteEraser;
 pub use journal::SqliteJournal;
 pub use keys::SqliteKeys;
+pub use read::readable_by_others;
 pub use records::SqliteRecords;
 pub use schema::schema_sql;
 pub use transaction::SqliteTransaction;
@@ -56,12 +58,12 @@ use self::connect::Access;
 use self::read::Listing;
 use crate::clock::{Clock, SystemClock, Time};
 use crate::error::{Error, Result};
-use crate::id::{Scope, Topic};
+use crate::id::{EventId, Scope, Tenant, Topic};
 use crate::ledger::{
     Audit, Capabilities, Claim, Claims, ConsumerStore, Cursor, CursorParts, Due, Entry, Epoch, Extend,
-    Filter, Finding, HeldQuery, Identity, Intervene, Intervened, Marker, Operations, Outcome, Page,
-    PublishedDead, Settings, Settle, Settled, Stat, SweepSettings, Swept, Week, extend_rows, intervene_rows,
-    settle_rows,
+    Filter, Finding, HeldQuery, Identity, Intervene, Intervened, Logged, Marker, Operations, Outcome, Page,
+    PreventedDays, PublishedDead, Settings, Settle, Settled, SkipBatch, Stat, SweepSettings, Swept, Week,
+    extend_rows, intervene_rows, settle_rows,
 };
 
 /// A ledger in an SQLite file. Clones share its connections; dropping the last clone closes them.
@@ -262,7 +264,7 @@ impl Claims for SqliteLedger {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { backend: "sqlite", durable: true, shared: true, transactional: true }
+        Capabilities { backend: "sqlite", durable: true, shared: true, transactional: true, skips: true }
     }
 
     fn settings(&self) -> &Settings {
@@ -344,7 +346,12 @@ impl Operations for SqliteLedger {
     }
 
     async fn sweep(&self, settings: SweepSettings) -> Result<Swept> {
-        sweep::sweep(self, settings).await
+        let swept = sweep::sweep(self, settings).await?;
+        if !settings.dry_run {
+            let now = self.0.clock.now();
+            answer(self.0.write.send(move |ledger_tx| skips::sweep(ledger_tx.conn, now))).await?;
+        }
+        Ok(swept)
     }
 
     async fn check(&self) -> Result<Vec<Finding>> {
@@ -352,5 +359,19 @@ impl Operations for SqliteLedger {
             Access::Write => answer(self.0.write.send(|ledger_tx| read::check(ledger_tx.conn))).await,
             Access::Read => answer(self.0.read.send(read::check)).await,
         }
+    }
+
+    async fn note_skips(&self, batch: &SkipBatch) -> Result<()> {
+        let (batch, now) = (batch.clone(), self.0.clock.now());
+        answer(self.0.write.send(move |ledger_tx| skips::note(ledger_tx.conn, &batch, now))).await
+    }
+
+    async fn skips(&self, tenant: Option<&Tenant>, ids: &[EventId]) -> Result<Vec<Logged>> {
+        let (tenant, ids) = (tenant.cloned(), ids.to_vec());
+        answer(self.0.read.send(move |conn| skips::of(conn, tenant.as_ref(), &ids))).await
+    }
+
+    async fn prevented(&self, since_day: i32) -> Result<PreventedDays> {
+        answer(self.0.read.send(move |conn| skips::prevented(conn, since_day))).await
     }
 }

@@ -16,7 +16,7 @@ use crate::id::{EventId, Scope, Tenant};
 use crate::ledger::transition::Row;
 use crate::ledger::{
     Audit, CursorParts, Entry, Epoch, Filter, Finding, Identity, LIST_BYTES_MAX, Level, Page, Stat, State,
-    Week,
+    Week, WeekSize,
 };
 
 /// Identifies the ledger and its file. A file that replaced it has another inode and creation time.
@@ -307,11 +307,13 @@ pub(super) fn stat(conn: &Connection, now: Time) -> Result<Stat> {
     let weeks = weeks(conn)?;
     let mut counts: BTreeMap<(i32, State), u64> = BTreeMap::new();
     let mut held: BTreeMap<i32, u64> = BTreeMap::new();
-    let tables = weeks.iter().map(|week| format!("main.hapax_entry_{}", week.number()));
-    for table in tables.chain(["main.hapax_kept".to_owned()]) {
+    let mut week_sizes = Vec::with_capacity(weeks.len());
+    for week in weeks.iter().copied().map(Some).chain([None]) {
+        let table =
+            week.map_or_else(|| "hapax_kept".to_owned(), |week| format!("hapax_entry_{}", week.number()));
         let sql = format!(
-            "SELECT scope, CASE WHEN {AWAITED} AND at <= ?1 THEN 6 ELSE state END AS told, count(*), count(payload) \
-             FROM {table} GROUP BY scope, told"
+            "SELECT scope, CASE WHEN {AWAITED} AND at <= ?1 THEN 6 ELSE state END AS shown_state, count(*), count(payload) \
+             FROM main.{table} GROUP BY scope, shown_state"
         );
         let rows: Vec<(i32, i64, i64, i64)> = conn
             .prepare_cached(&sql)
@@ -320,6 +322,10 @@ pub(super) fn stat(conn: &Connection, now: Time) -> Result<Stat> {
                 statement.query_map([now.as_micros()], read)?.collect()
             })
             .doing("counting")?;
+        if let Some(week) = week {
+            let entries = rows.iter().map(|(.., count, _)| *count as u64).sum();
+            week_sizes.push(WeekSize { week, entries, bytes: bytes_of(conn, &table) });
+        }
         for (scope, code, count, bodies) in rows {
             *counts.entry((scope, codec::state(code)?)).or_default() += count as u64;
             if bodies > 0 {
@@ -339,10 +345,20 @@ pub(super) fn stat(conn: &Connection, now: Time) -> Result<Stat> {
         now,
         counts: counts.collect::<Result<_>>()?,
         weeks,
+        week_sizes,
         dropped: dropped(conn)?,
         held: held.values().sum(),
         held_by: held_by.collect::<Result<_>>()?,
     })
+}
+
+/// The pages of a table and its indexes. `None` if this SQLite cannot tell.
+fn bytes_of(conn: &Connection, table: &str) -> Option<u64> {
+    let sql = "SELECT sum(pgsize) FROM dbstat WHERE name IN (SELECT name FROM main.sqlite_schema WHERE tbl_name = ?1)";
+    let bytes = conn
+        .prepare_cached(sql)
+        .and_then(|mut sum| sum.query_row([table], |row| row.get::<_, Option<i64>>(0)));
+    bytes.ok().flatten().map(i64::unsigned_abs)
 }
 
 fn dropped(conn: &Connection) -> Result<Vec<(Week, Time)>> {
@@ -361,17 +377,37 @@ pub(super) fn audit(conn: &Connection, limit: usize) -> Result<Vec<Audit>> {
     .and_then(|mut statement| {
         statement
             .query_map([i64::try_from(limit).unwrap_or(i64::MAX)], |row| {
-                Ok(Audit {
-                    at: Time::from_micros(row.get(0)?),
-                    by: row.get(1)?,
-                    what: row.get(2)?,
-                    identity: row.get(3)?,
-                    reason: row.get(4)?,
-                })
+                let at = Time::from_micros(row.get(0)?);
+                Ok(Audit::stored(at, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?))
             })?
             .collect()
     })
     .doing("reading the audit")
+}
+
+/// A warning if users other than the owner and its group can read a file of ours, which holds payloads or
+/// answers: its own mode and that of its directory permit it. New files do not.
+#[cfg(unix)]
+pub fn readable_by_others(file: &std::path::Path) -> Option<Finding> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let mode = |path: &std::path::Path| path.metadata().map_or(0, |meta| meta.permissions().mode());
+    let within = file.parent().filter(|within| !within.as_os_str().is_empty());
+    let (own, above) = (mode(file), mode(within.unwrap_or(std::path::Path::new("."))));
+    if own & 0o004 == 0 || above & 0o001 == 0 {
+        return None;
+    }
+    let message = format!(
+        "every user of this machine can read {} (mode {:o}), and payloads are in it; `chmod o-rwx` keeps others out",
+        file.display(),
+        own & 0o777
+    );
+    Some(Finding { level: Level::Warning, check: "permissions", message })
+}
+
+/// A warning if others can read a file of ours. On this system nobody looks.
+#[cfg(not(unix))]
+pub fn readable_by_others(_: &std::path::Path) -> Option<Finding> {
+    None
 }
 
 /// Checks what the guarantees depend on, as the writing connection sees it.
@@ -397,6 +433,7 @@ pub(super) fn check(conn: &Connection) -> Result<Vec<Finding>> {
     let free = number(&fact("PRAGMA main.freelist_count")?) * number(&fact("PRAGMA main.page_size")?);
     tell(true, "size", format!("the file has {bytes} bytes, {free} of them free for reuse"));
     tell(true, "version", format!("SQLite {}", rusqlite::version()));
+    findings.extend(conn.path().and_then(|file| readable_by_others(std::path::Path::new(file))));
     Ok(findings)
 }
 

@@ -34,6 +34,12 @@ CREATE TABLE main.hapax_marker (scope TEXT NOT NULL, topic TEXT NOT NULL, part I
     last INTEGER NOT NULL, tried TEXT NOT NULL, at INTEGER NOT NULL, PRIMARY KEY (scope, topic, part)) STRICT, WITHOUT ROWID;
 CREATE TABLE main.hapax_audit (number INTEGER PRIMARY KEY, at INTEGER NOT NULL, by TEXT NOT NULL,
     what TEXT NOT NULL, identity TEXT NOT NULL, why TEXT NOT NULL) STRICT;
+", "
+CREATE TABLE main.hapax_skip (slot INTEGER PRIMARY KEY, tenant TEXT NOT NULL, scope TEXT NOT NULL, id TEXT NOT NULL,
+    count INTEGER NOT NULL, skips TEXT NOT NULL, last_at INTEGER NOT NULL) STRICT;
+CREATE TABLE main.hapax_prevented (day INTEGER NOT NULL, kind TEXT NOT NULL, tenant TEXT NOT NULL, scope TEXT NOT NULL,
+    count INTEGER NOT NULL, valued INTEGER NOT NULL, value TEXT NOT NULL,
+    PRIMARY KEY (day, kind, tenant, scope)) STRICT, WITHOUT ROWID;
 "];
 
 /// The version this build writes.

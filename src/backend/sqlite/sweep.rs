@@ -10,7 +10,7 @@ use super::ledger_tx::{LedgerTx, Memo};
 use super::{SqliteLedger, answer, held, read};
 use crate::clock::Time;
 use crate::error::Result;
-use crate::ledger::{Pace, SweepSettings, Swept, Week};
+use crate::ledger::{SweepSettings, SweepState, Swept, Week};
 
 /// A key within a table.
 type RowKey = (i32, Vec<u8>);
@@ -29,9 +29,9 @@ pub(super) async fn sweep(ledger: &SqliteLedger, settings: SweepSettings) -> Res
     if settings.dry_run {
         return answer(ledger.0.read.send(move |conn| rehearse(conn, now, settings))).await;
     }
-    let pace = answer(ledger.0.write.send(move |ledger_tx| keep_pace(ledger_tx, now, settings))).await?;
-    let cutoff = now.minus(pace.apply(settings).retention);
-    let mut swept = Swept { paused_until: pace.paused_until, ..Swept::default() };
+    let state = answer(ledger.0.write.send(move |ledger_tx| record_sweep(ledger_tx, now, settings))).await?;
+    let cutoff = now.minus(state.apply(settings).retention);
+    let mut swept = Swept { paused_until: state.paused_until, ..Swept::default() };
     swept.lost = mark_lost(ledger, now, settings.batch_max).await?;
     swept.rows = sweep_timeless(ledger, cutoff, settings.batch_max).await?;
     swept.rows += sweep_kept(ledger, cutoff, settings.batch_max).await?;
@@ -40,25 +40,25 @@ pub(super) async fn sweep(ledger: &SqliteLedger, settings: SweepSettings) -> Res
         let seen = answer(ledger.0.read.send(move |conn| look_at(conn, week))).await?;
         let Some(old) = seen.filter(|old| old.touched < cutoff.as_micros()) else { continue };
         if answer(ledger.0.write.send(move |ledger_tx| drop_week(ledger_tx, old, now))).await? {
-            swept.weeks.push((week, old.rows));
+            swept.weeks.push((week, old.rows - old.open));
             swept.held += old.open;
         }
     }
     Ok(swept)
 }
 
-fn pace(conn: &Connection) -> Result<Option<Pace>> {
+fn sweep_state(conn: &Connection) -> Result<Option<SweepState>> {
     conn.query_row("SELECT swept_at, paused_until FROM main.hapax_meta", [], |row| {
         let (swept_at, paused_until): (Option<i64>, Option<i64>) = (row.get(0)?, row.get(1)?);
         let paused_until = paused_until.map(Time::from_micros);
-        Ok(swept_at.map(|at| Pace { swept_at: Time::from_micros(at), paused_until }))
+        Ok(swept_at.map(|at| SweepState { swept_at: Time::from_micros(at), paused_until }))
     })
     .doing("reading when the last sweep was")
 }
 
 /// Records that a sweep begins, before it deletes anything.
-fn keep_pace(ledger_tx: &mut LedgerTx<'_>, now: Time, settings: SweepSettings) -> Result<Pace> {
-    let next = Pace::next(pace(ledger_tx.conn)?, now, settings.retention);
+fn record_sweep(ledger_tx: &mut LedgerTx<'_>, now: Time, settings: SweepSettings) -> Result<SweepState> {
+    let next = SweepState::next(sweep_state(ledger_tx.conn)?, now, settings.retention);
     ledger_tx
         .conn
         .execute(
@@ -71,9 +71,9 @@ fn keep_pace(ledger_tx: &mut LedgerTx<'_>, now: Time, settings: SweepSettings) -
 
 /// What a sweep would do.
 fn rehearse(conn: &Connection, now: Time, settings: SweepSettings) -> Result<Swept> {
-    let pace = Pace::next(pace(conn)?, now, settings.retention);
-    let cutoff = now.minus(pace.apply(settings).retention);
-    let mut swept = Swept { paused_until: pace.paused_until, ..Swept::default() };
+    let state = SweepState::next(sweep_state(conn)?, now, settings.retention);
+    let cutoff = now.minus(state.apply(settings).retention);
+    let mut swept = Swept { paused_until: state.paused_until, ..Swept::default() };
     for table in tables(conn)? {
         swept.lost +=
             count(conn, &format!("SELECT count(*) FROM {table} WHERE {AWAITED} AND at <= ?1"), now)?;
@@ -83,7 +83,7 @@ fn rehearse(conn: &Connection, now: Time, settings: SweepSettings) -> Result<Swe
     swept.rows += count(conn, &sql.replace("hapax_entry_0", "hapax_kept"), cutoff)?;
     for week in old_weeks(conn, cutoff)? {
         if let Some(old) = look_at(conn, week)? {
-            swept.weeks.push((week, old.rows));
+            swept.weeks.push((week, old.rows - old.open));
             swept.held += old.open;
         }
     }

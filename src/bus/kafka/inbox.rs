@@ -51,6 +51,12 @@ struct PartitionState {
     /// if any.
     next: Option<i64>,
     gaps: Gaps,
+    /// The offset after the last one that the subscriber heard of. Before that, where it began, if
+    /// known.
+    heard: Option<i64>,
+    /// Fetched records were dropped, to save memory: it must be read again from this offset. Until
+    /// then nothing that arrives counts.
+    rewind: Option<i64>,
 }
 
 impl PartitionState {
@@ -64,8 +70,22 @@ impl PartitionState {
 
     /// Drops everything that was fetched.
     fn clear(&mut self) {
-        self.records.clear();
-        (self.bytes, self.gaps) = (0, Gaps::default());
+        self.records = VecDeque::new();
+        (self.bytes, self.gaps, self.rewind) = (0, Gaps::default(), None);
+    }
+
+    /// Continues at `next`, without what was fetched.
+    fn continue_at(&mut self, next: i64) {
+        (self.next, self.heard) = (Some(next), Some(next));
+        self.clear();
+    }
+
+    /// Drops what was fetched; the thread reads it again. Starts behind what was heard of, not at
+    /// the first record, so that a gap before that record is found again too.
+    fn drop_fetched(&mut self) {
+        let Some(from) = self.heard.or(self.records.front().map(|first| first.origin.offset)) else { return };
+        self.continue_at(from);
+        self.rewind = Some(from);
     }
 }
 
@@ -166,9 +186,10 @@ impl Inbox {
         let epoch = state.epoch;
         let mut given = Vec::with_capacity(partitions.len());
         for (partition, next) in partitions {
-            state
-                .partitions
-                .insert(partition.clone(), PartitionState { epoch, next, ..PartitionState::default() });
+            state.partitions.insert(
+                partition.clone(),
+                PartitionState { epoch, next, heard: next, ..PartitionState::default() },
+            );
             given.push(Assignment { partition, epoch });
         }
         self.report(&mut state, Ok(BusEvent::Assigned(given)));
@@ -277,7 +298,8 @@ impl Inbox {
         let mut state = self.lock();
         let partition = Partition { topic: record.origin.topic.clone(), number: record.origin.partition };
         let offset = record.origin.offset;
-        if let Some(own) = state.partitions.get_mut(&partition).filter(|own| !own.revoking) {
+        let wanted = |own: &&mut PartitionState| !own.revoking && own.rewind.is_none();
+        if let Some(own) = state.partitions.get_mut(&partition).filter(wanted) {
             own.gaps.on_record(own.next, offset);
             own.next = Some(offset + 1);
             own.bytes += bytes;
@@ -289,7 +311,8 @@ impl Inbox {
     }
 
     /// Whether more records may be buffered. Those of paused partitions do not count: they would
-    /// block the others, and no more of them are fetched.
+    /// block the others, and no more of them are fetched. [`set_paused`](Self::set_paused) bounds
+    /// them.
     pub(super) fn has_room(&self) -> bool {
         let state = self.lock();
         let waiting = state.partitions.values().filter(|own| !own.paused);
@@ -358,9 +381,16 @@ impl Inbox {
     /// Drops everything fetched before a seek to `next`.
     pub(super) fn clear(&self, partition: &Partition, next: i64) {
         if let Some(own) = self.lock().partitions.get_mut(partition) {
-            own.next = Some(next);
-            own.clear();
+            own.continue_at(next);
         }
+    }
+
+    /// The partitions to read again, each from its offset. The thread seeks there, then calls
+    /// [`clear`](Self::clear).
+    pub(super) fn rewinds(&self) -> Vec<(Partition, i64)> {
+        let state = self.lock();
+        let rewinds = state.partitions.iter().filter(|(_, own)| !own.revoking);
+        rewinds.filter_map(|(partition, own)| Some((partition.clone(), own.rewind?))).collect()
     }
 
     /// Whether the subscriber has taken all events and still calls `next`.
@@ -418,6 +448,7 @@ impl Inbox {
         for (partition, own) in state.partitions.iter_mut().filter(|(_, own)| delivers(own)) {
             let next = own.records.front().map(|next| next.origin.offset);
             if let Some(offsets) = own.gaps.take_removed(next) {
+                own.heard = Some(offsets.end);
                 return Some(Ok(BusEvent::Removed { partition: partition.clone(), offsets }));
             }
         }
@@ -430,6 +461,7 @@ impl Inbox {
         for own in partitions {
             let count = own.ready().min(RECORDS_MAX - records.len());
             records.extend(own.records.drain(..count));
+            own.heard = records.last().filter(|_| count > 0).map(|last| last.origin.offset + 1).or(own.heard);
             own.bytes = own.records.iter().map(|r| r.record.bytes()).sum();
         }
         if !records.is_empty() {
@@ -445,7 +477,8 @@ impl Inbox {
     }
 
     /// Pauses or resumes delivery. Returns the partitions that are still assigned under the same
-    /// epoch.
+    /// epoch. Paused partitions together keep at most twice as much as the others may: a partition
+    /// that is paused beyond that is dropped from memory, and read again.
     pub(super) fn set_paused(&self, partitions: &[Assignment], paused: bool) -> Vec<Partition> {
         let mut state = self.lock();
         let mut mine = Vec::new();
@@ -454,6 +487,14 @@ impl Inbox {
             if let Some(own) = state.partitions.get_mut(partition).filter(same) {
                 own.paused = paused;
                 mine.push(partition.clone());
+            }
+        }
+        for partition in mine.iter().filter(|_| paused) {
+            let kept: usize = state.partitions.values().filter(|own| own.paused).map(|own| own.bytes).sum();
+            let over = kept > self.bytes_max.saturating_mul(2);
+            if let Some(own) = state.partitions.get_mut(partition).filter(|own| over && own.bytes > 0) {
+                own.drop_fetched();
+                tracing::debug!(target: "hapax::kafka", %partition, from = own.rewind, "paused with too much in memory; it is read again");
             }
         }
         mine
@@ -529,32 +570,4 @@ fn forget(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::bus::Record;
-    use crate::event::Origin;
-    use crate::id::Topic;
-
-    /// A topic is created again while the consumer is about to pause its partition. The pause
-    /// belongs to the assignment that is over, so the new one, which nothing would resume, is not
-    /// paused.
-    #[tokio::test]
-    async fn t94_a_pause_that_comes_late_does_not_stop_the_next_assignment() {
-        let inbox = Inbox::new(10, 1000, Arc::default());
-        let topic = Topic::new("t").unwrap();
-        let partition = Partition { topic: topic.clone(), number: 0 };
-        inbox.assigned(vec![(partition.clone(), None)]);
-        let Ok(BusEvent::Assigned(first)) = inbox.next().await else { panic!("assigned") };
-        let record = |offset| Received::new(Record::default(), Origin::new(topic.clone(), 0, offset));
-        assert_eq!(inbox.push(record(7), 1), None);
-        assert!(matches!(inbox.next().await, Ok(BusEvent::Records(_))));
-        assert_eq!(inbox.push(record(0), 1), Some(partition.clone()), "offsets have begun anew");
-        assert_eq!(inbox.set_paused(&first, true), [], "it is over");
-        let Ok(BusEvent::Lost(lost)) = inbox.next().await else { panic!("lost") };
-        let Ok(BusEvent::Assigned(second)) = inbox.next().await else { panic!("assigned again") };
-        assert_eq!(lost, first);
-        let Ok(BusEvent::Records(records)) = inbox.next().await else { panic!("its records") };
-        assert_eq!(records[0].origin.offset, 0);
-        assert_eq!(inbox.set_paused(&second, true), [partition]);
-    }
-}
+mod tests;

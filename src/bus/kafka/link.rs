@@ -31,7 +31,7 @@ struct State {
     /// broker is back.
     drained: bool,
     /// The last error logged. A repetition is not logged.
-    told: Option<Code>,
+    logged: Option<Code>,
     /// Why the last connection failed.
     reason: String,
     /// Set if the error concerns our settings, so that retrying would not help.
@@ -62,7 +62,7 @@ impl Link {
     /// Notes that a broker answered.
     pub(super) fn answered(&self) {
         let mut state = self.state();
-        (state.told, state.rejected) = (None, None);
+        (state.logged, state.rejected) = (None, None);
         if let Some(since) = state.away_since.take() {
             drop(state);
             let seconds = since.elapsed().as_secs_f64();
@@ -124,12 +124,12 @@ impl Link {
         // One broker being away is not an outage; all of them being away is one line.
         let connection =
             matches!(code, Code::BrokerTransportFailure | Code::Resolve | Code::OperationTimedOut);
-        if connection || state.told == Some(code) {
+        if connection || state.logged == Some(code) {
             drop(state);
             tracing::debug!(target: "hapax::kafka", client = %self.who, code = ?code, "{reason}");
             return;
         }
-        state.told = Some(code);
+        state.logged = Some(code);
         if away {
             state.away_since.get_or_insert_with(Instant::now);
             state.drained = false;

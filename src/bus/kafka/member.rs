@@ -261,9 +261,8 @@ fn headers_of(message: &BorrowedMessage<'_>) -> (Headers, Option<String>) {
         read.map_err(|_| unreadable.push(at + 1)).ok()
     });
     let read: Headers = read.collect();
-    let problem = (!unreadable.is_empty()).then(|| {
-        format!("its headers number {unreadable:?} have names that are not UTF-8, and are missing here")
-    });
+    let problem = (!unreadable.is_empty())
+        .then(|| format!("headers {unreadable:?} have names that are not UTF-8 and were dropped"));
     (read, problem)
 }
 
@@ -273,15 +272,22 @@ const CODECS: [&str; 4] = ["gzip", "snappy", "lz4", "zstd"];
 /// The error for a batch that this build of librdkafka cannot read.
 fn cannot_decompress(group: &str) -> Error {
     let features = ClientConfig::new().create_native_config().and_then(|c| c.get("builtin.features"));
-    let features = features.unwrap_or_default();
+    Error::Unsupported(codecs_message(group, &features.unwrap_or_default()))
+}
+
+/// Names the codecs that a librdkafka with these `builtin.features` cannot read, and the remedy.
+fn codecs_message(group: &str, features: &str) -> String {
     let has = |codec: &&str| features.split(',').any(|feature| feature.trim() == *codec);
     let (with, without): (Vec<_>, Vec<_>) = CODECS.into_iter().partition(has);
-    Error::Unsupported(format!(
+    let or_none = |codecs: Vec<&str>, none: &str| {
+        if codecs.is_empty() { none.to_owned() } else { codecs.join(", ") }
+    };
+    format!(
         "records for the group {group:?} are compressed with a codec that this build cannot read ({}; it reads {}): build hapax \
          with its own librdkafka instead of the system's, or have the producers, or the topic's compression.type, use one of those",
-        if without.is_empty() { "none of gzip, snappy, lz4 and zstd".to_owned() } else { without.join(", ") },
-        with.join(", "),
-    ))
+        or_none(without, "none of gzip, snappy, lz4 and zstd"),
+        or_none(with, "only what is not compressed"),
+    )
 }
 
 /// How a client's membership ended.
@@ -299,7 +305,8 @@ pub(super) fn run(consumer: &MemberConsumer) -> End {
     let member = consumer.context().clone();
     let inbox = &member.inbox;
     let mut seeks: Vec<Seek> = Vec::new();
-    let mut told: Option<Code> = None;
+    let mut rewound: Option<Instant> = None;
+    let mut reported: Option<Code> = None;
     let mut unreadable: Vec<Code> = Vec::new();
     let mut idle = 0;
     let mut polled = Instant::now();
@@ -319,6 +326,9 @@ pub(super) fn run(consumer: &MemberConsumer) -> End {
         }
         seeks.extend(inbox.seeks());
         seeks.retain_mut(|seek| !try_seek(consumer, inbox, seek));
+        if rewound.is_none_or(|at: Instant| at.elapsed() >= IDLE) {
+            rewound = rewind(consumer, inbox);
+        }
         if let Some(partitions) = inbox.returned(|| consumer.assignment_lost()) {
             unassign(consumer, &to_list(&partitions));
         }
@@ -337,7 +347,8 @@ pub(super) fn run(consumer: &MemberConsumer) -> End {
         polled = Instant::now();
         match consumer.poll(Duration::ZERO) {
             Some(Ok(message)) => {
-                (idle, told) = (0, None);
+                (idle, reported) = (0, None);
+                crate::crash_point!("kafka.polled");
                 member.link.delivered();
                 if let Some(received) = member.received(&message) {
                     let bytes = received.record.bytes();
@@ -353,8 +364,8 @@ pub(super) fn run(consumer: &MemberConsumer) -> End {
                 Some(code) if matches!(error, KafkaError::MessageConsumptionFatal(_)) => {
                     return member.fatal(code);
                 }
-                Some(code) if told != Some(code) => {
-                    told = Some(code);
+                Some(code) if reported != Some(code) => {
+                    reported = Some(code);
                     member.serious(code).into_iter().for_each(|error| inbox.failed(error));
                     if matches!(code, Code::BadCompression | Code::BadMessage) && !unreadable.contains(&code)
                     {
@@ -395,6 +406,22 @@ fn try_seek(consumer: &MemberConsumer, inbox: &Inbox, seek: &mut Seek) -> bool {
     true
 }
 
+/// Goes back to where partitions were dropped from memory. Returns when it failed, if it did: it is
+/// tried again until the partition can be read from there, or is gone.
+fn rewind(consumer: &MemberConsumer, inbox: &Inbox) -> Option<Instant> {
+    for (partition, offset) in inbox.rewinds() {
+        let (topic, number) = (partition.topic.as_str(), partition.number);
+        match consumer.seek(topic, number, Offset::Offset(offset), Duration::from_secs(1)) {
+            Ok(()) => inbox.clear(&partition, offset),
+            Err(error) => {
+                tracing::debug!(target: "hapax::kafka", %partition, offset, %error, "cannot go back yet");
+                return Some(Instant::now()); // the thread must poll
+            }
+        }
+    }
+    None
+}
+
 pub(super) fn unassign(consumer: &MemberConsumer, list: &TopicPartitionList) {
     let done = match consumer.rebalance_protocol() {
         RebalanceProtocol::Cooperative => consumer.incremental_unassign(list),
@@ -415,4 +442,26 @@ pub(super) fn to_list(partitions: &[Partition]) -> TopicPartitionList {
 
 fn names(partitions: &[Partition]) -> String {
     partitions.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn t83_a_codec_that_is_missing_is_named_with_the_remedy() {
+        let message = codecs_message("mailer", "gzip,snappy");
+        for part in
+            ["\"mailer\"", "(lz4, zstd; it reads gzip, snappy)", "its own librdkafka", "compression.type"]
+        {
+            assert!(message.contains(part), "{part}: {message}");
+        }
+        // As librdkafka writes them, among others.
+        let message = codecs_message("mailer", "ssl, gzip, snappy, lz4_x, sasl, zstd");
+        assert!(message.contains("(lz4; it reads gzip, snappy, zstd)"), "{message}");
+        let message = codecs_message("mailer", "gzip,snappy,lz4,zstd");
+        assert!(message.contains("(none of gzip, snappy, lz4 and zstd; it reads gzip"), "{message}");
+        assert!(codecs_message("mailer", "").contains("it reads only what is not compressed"));
+        assert!(matches!(cannot_decompress("mailer"), Error::Unsupported(said) if said.contains("zstd")));
+    }
 }

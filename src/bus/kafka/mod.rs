@@ -126,14 +126,14 @@ impl KafkaBus {
         })
         .await??;
         let bus = KafkaBus { shared: Arc::new(shared), silent: Arc::default() };
-        bus.greet().await?;
+        bus.check_reachable().await?;
         Ok(bus)
     }
 
     /// Waits until the brokers answer. librdkafka would retry a rejected password or an untrusted
     /// certificate forever, so this asks again with increasing timeouts and checks the connection
     /// in between.
-    async fn greet(&self) -> Result<()> {
+    async fn check_reachable(&self) -> Result<()> {
         let Shared { settings, link, .. } = &*self.shared;
         let by = Instant::now() + settings.answer_timeout;
         let mut patience = FIRST_LOOK;

@@ -274,7 +274,7 @@ mod tests {
         assert_eq!(offsets, [0, 1, 2, 3]);
     }
 
-    /// With several requests in flight, as librdkafka has them unless told otherwise.
+    /// With several requests in flight, as librdkafka has by default.
     #[tokio::test]
     async fn t335_an_acknowledgement_without_an_offset_is_none() {
         let mut answers = after_a_refusal("5").await;

@@ -64,7 +64,7 @@ pub struct KafkaSettings {
     pub poll_interval_max: Duration,
     /// How many records this process buffers for `next`, besides those that librdkafka has fetched.
     pub buffer_records_max: usize,
-    /// How many bytes it buffers.
+    /// How many bytes it buffers. Paused partitions together keep at most twice as much besides.
     pub buffer_bytes_max: usize,
 }
 

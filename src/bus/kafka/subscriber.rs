@@ -28,7 +28,7 @@ const AGAIN: Duration = Duration::from_millis(50);
 
 /// How often in a row a member may be expelled without an assignment before the subscriber gets an
 /// error.
-const FRUITLESS_TOLD: u32 = 5;
+const FRUITLESS_MAX: u32 = 5;
 /// How long to wait before joining again, for each time in a row; and at most.
 const FRUITLESS_WAIT: Duration = Duration::from_millis(200);
 const FRUITLESS_WAIT_MAX: Duration = Duration::from_secs(5);
@@ -161,14 +161,14 @@ fn be_member(mut consumer: Arc<MemberConsumer>, config: &ClientConfig, member: &
             End::Over(error) => break error,
             End::Again => {}
         }
-        tracing::warn!(target: "hapax::kafka", group = %member.group, "thrown out of the group; joining again");
+        tracing::warn!(target: "hapax::kafka", group = %member.group, "expelled from the group; joining again");
         fruitless = if inbox.epoch() == epoch { fruitless + 1 } else { 0 };
         answer_for_good(&consumer, inbox);
         inbox.lost_all();
-        if fruitless >= FRUITLESS_TOLD {
+        if fruitless >= FRUITLESS_MAX {
             inbox.failed(Error::Unavailable {
                 what: format!(
-                    "the group {:?} has not taken this member {fruitless} times in a row",
+                    "the group {:?} expelled this member {fruitless} times in a row without an assignment",
                     member.group
                 ),
                 source: None,

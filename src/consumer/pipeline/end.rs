@@ -84,6 +84,10 @@ impl Pipeline {
         self.window.end().await;
         let positions = positions(self.partitions.values());
         self.clear_markers(&positions).await;
+        let flushed = tokio::time::timeout(RESOLVE_TIMEOUT, self.context.core.skip_log().flush()).await;
+        if let Ok(Err(error)) = flushed {
+            tracing::warn!(target: "hapax", error = %error.chain(), "the last skips could not be logged");
+        }
         ran
     }
 }

@@ -13,6 +13,7 @@ use crate::consumer::Passed;
 use crate::consumer::arrival::{Arrival, Queued, Source};
 use crate::consumer::held::DueAnswer;
 use crate::error::{Error, Result};
+use crate::ledger::{Layer, SkipReason};
 
 impl Pipeline {
     pub(super) async fn on_bus_event(&mut self, event: Result<BusEvent>) -> Result<()> {
@@ -70,7 +71,7 @@ impl Pipeline {
                 )));
             }
             if received.unreadable.is_none() && Pulse::is(&received.record) {
-                // It is no event, whatever the order and whoever wants what: finished for the commit
+                // It is not an event, whatever the order and whoever wants what: finished for the commit
                 // point, and counted nowhere.
                 self.finish_offset(&partition, received.origin.offset);
                 continue;
@@ -119,6 +120,9 @@ impl Pipeline {
         let Answered { seen, unseen, epoch } = self.window.on_answer(answer)?;
         self.ledger.on_epoch(epoch);
         for queued in seen {
+            if let Some(arrival) = queued.arrival() {
+                self.context.note_skip(arrival, SkipReason::Window, Some(Layer::Window));
+            }
             self.pass(&queued, Passed::Window);
         }
         self.queue(unseen);

@@ -69,7 +69,7 @@ impl Pipeline {
 
     /// Commits what is finished and releases the partitions at once. Queued deliveries are dropped;
     /// the next owner gets them. Running ones continue under their lease or in their transaction:
-    /// the next owner reads them first, meets the claim and waits in the lane of their key.
+    /// the next owner reads them first, meets the claim and waits in the queue of their key.
     pub(super) async fn on_revoked(&mut self, revoked: &[Assignment]) -> Result<()> {
         self.meter.rebalanced();
         self.forget_queued(revoked);
@@ -111,12 +111,12 @@ impl Pipeline {
         let is_gone = |source: &Source| matches!(source, Source::Bus(assigned) if gone.contains(assigned));
         self.queues.retain(|queued| !is_gone(&queued.source));
         let mut waiting = std::mem::take(&mut self.alone);
-        for (lane, mut arrivals) in waiting.drain(..) {
+        for (queue, mut arrivals) in waiting.drain(..) {
             arrivals.retain(|arrival| !is_gone(&arrival.source));
             if arrivals.is_empty() {
-                self.queues.release(lane, Vec::new(), None);
+                self.queues.release(queue, Vec::new(), None);
             } else {
-                self.alone.push_back((lane, arrivals));
+                self.alone.push_back((queue, arrivals));
             }
         }
     }

@@ -41,7 +41,7 @@ pub(in crate::consumer) struct WindowStage {
     /// Batches that the window has yet to be asked about.
     unasked: VecDeque<Vec<Queued>>,
     asking: JoinSet<Answer>,
-    /// What is done and the window has yet to be told.
+    /// What is done and the window does not know yet.
     done: Vec<Sighting>,
 }
 
@@ -107,7 +107,7 @@ impl WindowStage {
         }
     }
 
-    /// Tells the window what is done: if it is much, or if `all` of it shall be told.
+    /// Tells the window what is done: if it is much, or if `all` is set.
     pub(super) fn remember(&mut self, all: bool) {
         if self.done.len() >= REMEMBER_MIN || (all && !self.done.is_empty()) {
             let done = std::mem::take(&mut self.done);

@@ -28,12 +28,12 @@ pub(super) struct TransactionalWorker<L, H> {
 }
 
 /// How one try of a piece ended.
-enum Try {
+enum Attempted {
     /// Committed, with an answer for each delivery.
     Committed(Vec<Answer>),
     /// The handler failed, at this index of the piece if known. Undone.
     Failed(Failed, Option<usize>),
-    /// Some lanes are blocked, and later deliveries in them must not run yet. Undone.
+    /// Some queues are blocked, and later deliveries in them must not run yet. Undone.
     Blocked(Vec<Answer>),
     /// The process must stop, or a partition was lost. Undone.
     Cancelled,
@@ -52,7 +52,7 @@ enum Answer {
 }
 
 impl Answer {
-    /// Whether the deliveries after it in its lane must wait.
+    /// Whether the deliveries after it in its queue must wait.
     fn blocks(&self, arrival: &Arrival) -> bool {
         match self {
             Answer::Suspect | Answer::Unclaimed(Outcome::Busy { .. } | Outcome::Wait { .. }) => true,
@@ -73,12 +73,12 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> Worker for TransactionalWorker<
         self.one(arrival).await
     }
 
-    async fn work(&self, lanes: &mut [Vec<Arrival>]) -> Vec<Vec<Ending>> {
-        if let [lane] = &mut *lanes
-            && lane.iter().any(|arrival| arrival.alone)
+    async fn work(&self, queues: &mut [Vec<Arrival>]) -> Vec<Vec<Ending>> {
+        if let [queue] = &mut *queues
+            && queue.iter().any(|arrival| arrival.alone)
         {
             let mut endings = Vec::new();
-            for arrival in lane {
+            for arrival in queue {
                 endings.push(self.one(arrival).await);
                 if !matches!(endings.last(), Some(Ending::Passed(_))) {
                     break;
@@ -86,15 +86,15 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> Worker for TransactionalWorker<
             }
             return vec![endings];
         }
-        let under_way = match self.markers.cover(&self.ledger, &self.context.settings, lanes).await {
+        let under_way = match self.markers.cover(&self.ledger, &self.context.settings, queues).await {
             Ok(under_way) => under_way,
             Err(error) => {
                 let mut ending = each_away(error);
-                return lanes.iter().map(|_| vec![ending()]).collect();
+                return queues.iter().map(|_| vec![ending()]).collect();
             }
         };
-        let mut batch = Batch::of(lanes);
-        self.bisect(lanes, &mut batch).await;
+        let mut batch = Batch::of(queues);
+        self.bisect(queues, &mut batch).await;
         drop(under_way);
         batch.endings
     }
@@ -112,66 +112,66 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> Worker for TransactionalWorker<
     }
 }
 
-/// How the deliveries of each lane ended.
+/// How the deliveries of each queue ended.
 struct Batch {
     endings: Vec<Vec<Ending>>,
-    /// Lanes whose next delivery must wait. Nothing more of them runs in this batch.
+    /// Queues whose next delivery must wait. Nothing more of them runs in this batch.
     blocked: Vec<bool>,
 }
 
 impl Batch {
-    fn of(lanes: &[Vec<Arrival>]) -> Self {
-        let endings = lanes.iter().map(|lane| Vec::with_capacity(lane.len())).collect();
-        Batch { endings, blocked: vec![false; lanes.len()] }
+    fn of(queues: &[Vec<Arrival>]) -> Self {
+        let endings = queues.iter().map(|queue| Vec::with_capacity(queue.len())).collect();
+        Batch { endings, blocked: vec![false; queues.len()] }
     }
 
-    fn end(&mut self, lane: usize, ending: Ending) {
-        if !self.blocked[lane] {
-            self.blocked[lane] = !matches!(ending, Ending::Passed(_));
-            self.endings[lane].push(ending);
+    fn end(&mut self, queue: usize, ending: Ending) {
+        if !self.blocked[queue] {
+            self.blocked[queue] = !matches!(ending, Ending::Passed(_));
+            self.endings[queue].push(ending);
         }
     }
 }
 
-/// Positions of deliveries: lane, and index within it.
+/// Positions of deliveries: queue, and index within it.
 type Places = Vec<(usize, usize)>;
 
 impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
     /// Tries everything at once, then parts of what failed. One bad event costs some retries and
     /// affects no other.
-    async fn bisect(&self, lanes: &mut [Vec<Arrival>], batch: &mut Batch) {
-        let mut pieces = in_pieces(lanes);
+    async fn bisect(&self, queues: &mut [Vec<Arrival>], batch: &mut Batch) {
+        let mut pieces = in_pieces(queues);
         while let Some(mut piece) = pieces.pop() {
-            // Behind a delivery that must wait, nothing of its lane runs.
-            piece.retain(|(lane, _)| !batch.blocked[*lane]);
+            // Behind a delivery that must wait, nothing of its queue runs.
+            piece.retain(|(queue, _)| !batch.blocked[*queue]);
             if piece.is_empty() {
                 continue;
             }
-            if let [(lane, at)] = piece[..]
-                && lanes[lane][at].is_held()
+            if let [(queue, at)] = piece[..]
+                && queues[queue][at].is_held()
             {
-                let ending = self.one(&mut lanes[lane][at]).await;
-                batch.end(lane, ending);
+                let ending = self.one(&mut queues[queue][at]).await;
+                batch.end(queue, ending);
                 continue;
             }
-            match self.attempt(lanes, &piece).await {
-                Try::Committed(answers) => {
+            match self.attempt(queues, &piece).await {
+                Attempted::Committed(answers) => {
                     for (place, answer) in piece.into_iter().zip(answers) {
-                        let ending = self.ending(&mut lanes[place.0][place.1], answer).await;
+                        let ending = self.ending(&mut queues[place.0][place.1], answer).await;
                         batch.end(place.0, ending);
                     }
                 }
-                Try::Blocked(answers) => {
+                Attempted::Blocked(answers) => {
                     // Try again without the blocked deliveries and those behind them.
                     for (place, answer) in piece.iter().zip(answers) {
-                        if answer.blocks(&lanes[place.0][place.1]) && !batch.blocked[place.0] {
+                        if answer.blocks(&queues[place.0][place.1]) && !batch.blocked[place.0] {
                             let before: Places = piece
                                 .iter()
                                 .filter(|other| other.0 == place.0 && other.1 < place.1)
                                 .copied()
                                 .collect();
                             if before.is_empty() {
-                                let ending = self.ending(&mut lanes[place.0][place.1], answer).await;
+                                let ending = self.ending(&mut queues[place.0][place.1], answer).await;
                                 batch.end(place.0, ending);
                             } else {
                                 piece = keep_before(&piece, *place);
@@ -181,12 +181,12 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
                     }
                     pieces.push(piece);
                 }
-                Try::Failed(failed, _) if piece.len() == 1 => {
-                    let (lane, at) = piece[0];
-                    let ending = self.failed(&mut lanes[lane][at], &failed).await;
-                    batch.end(lane, ending);
+                Attempted::Failed(failed, _) if piece.len() == 1 => {
+                    let (queue, at) = piece[0];
+                    let ending = self.failed(&mut queues[queue][at], &failed).await;
+                    batch.end(queue, ending);
                 }
-                Try::Failed(_, at) => {
+                Attempted::Failed(_, at) => {
                     // Split at the delivery that failed, if known, else in half.
                     let at = at.unwrap_or(piece.len() / 2);
                     let mut second = piece.split_off(at.max(usize::from(at == 0 && piece.len() == 1)));
@@ -197,11 +197,16 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
                     pieces.push(second);
                     pieces.push(piece);
                 }
-                Try::Cancelled => piece.into_iter().for_each(|(lane, _)| batch.end(lane, Ending::Cancelled)),
-                Try::Again(error) => {
+                Attempted::Cancelled => {
+                    for (queue, _) in piece {
+                        batch.end(queue, Ending::Cancelled);
+                    }
+                }
+                Attempted::Again(error) => {
                     let mut ending = each_away(error);
-                    for (lane, _) in piece {
-                        batch.end(lane, ending());
+                    for (queue, at) in piece {
+                        queues[queue][at].ran = true; // its commit may have landed without an answer
+                        batch.end(queue, ending());
                     }
                 }
             }
@@ -222,26 +227,26 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         }
     }
 
-    async fn attempt(&self, lanes: &[Vec<Arrival>], piece: &Places) -> Try {
+    async fn attempt(&self, queues: &[Vec<Arrival>], piece: &Places) -> Attempted {
         for _ in 0..ATTEMPTS_MAX {
-            match self.attempt_once(lanes, piece).await {
-                Try::Again(error) if is_contention(&error) => {
-                    tracing::debug!(target: "hapax", error = %error.chain(), "a batch is tried again");
+            match self.attempt_once(queues, piece).await {
+                Attempted::Again(error) if is_contention(&error) => {
+                    tracing::debug!(target: "hapax", error = %error.chain(), "retrying a batch");
                     tokio::time::sleep(PAUSE / 5).await;
                 }
                 other => return other,
             }
         }
         let what = format!("a batch gave up after {ATTEMPTS_MAX} lock conflicts");
-        Try::Again(Error::Contended { what, source: None })
+        Attempted::Again(Error::Contended { what, source: None })
     }
 
     /// One transaction: claim, handle, commit.
-    async fn attempt_once(&self, lanes: &[Vec<Arrival>], piece: &Places) -> Try {
+    async fn attempt_once(&self, queues: &[Vec<Arrival>], piece: &Places) -> Attempted {
         let mut claims = Vec::with_capacity(piece.len());
         let mut answers: Vec<Option<Answer>> = Vec::with_capacity(piece.len());
-        for (lane, at) in piece {
-            match self.claim(&lanes[*lane][*at]) {
+        for (queue, at) in piece {
+            match self.claim(&queues[*queue][*at]) {
                 Ok(claim) => {
                     claims.push(claim);
                     answers.push(None);
@@ -250,56 +255,56 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
             }
         }
         if claims.is_empty() {
-            return Try::Committed(answers.into_iter().flatten().collect());
+            return Attempted::Committed(answers.into_iter().flatten().collect());
         }
         let mut tx = match self.begin().await {
             Ok(tx) => tx,
-            Err(error) => return Try::Again(error),
+            Err(error) => return Attempted::Again(error),
         };
         let outcomes = match self.ledger.claim_in(&mut tx, &claims).await {
             Ok(outcomes) => outcomes,
             Err(error) => {
                 self.ledger.roll_back(tx).await;
-                return Try::Again(error);
+                return Attempted::Again(error);
             }
         };
-        let firsts = match self.sort(lanes, piece, &mut answers, outcomes, &claims) {
+        let firsts = match self.sort(queues, piece, &mut answers, outcomes, &claims) {
             Ok(firsts) => firsts,
             Err(error) => {
                 self.ledger.roll_back(tx).await;
-                return Try::Again(error);
+                return Attempted::Again(error);
             }
         };
         let mut answers: Vec<Answer> =
             answers.into_iter().map(|answer| answer.unwrap_or(Answer::Done)).collect();
         let suspect = answers.iter().any(|answer| matches!(answer, Answer::Suspect));
-        if suspect || overtakes(lanes, piece, &answers) {
+        if suspect || overtakes(queues, piece, &answers) {
             self.ledger.roll_back(tx).await;
-            return Try::Blocked(std::mem::take(&mut answers));
+            return Attempted::Blocked(std::mem::take(&mut answers));
         }
         crate::crash_point!("consumer.after-claim");
         let handled = tokio::select! {
             handled = self.handle(&mut tx, &firsts.events) => Some(handled),
-            () = cancelled(piece.iter().map(|place| &lanes[place.0][place.1])) => None,
+            () = cancelled(piece.iter().map(|place| &queues[place.0][place.1])) => None,
         };
         let Some(handled) = handled else {
             self.undo(tx, std::future::ready(())).await;
-            return Try::Cancelled;
+            return Attempted::Cancelled;
         };
         if let Err(failed) = handled {
             let transient = self.transient(&mut tx, &failed).await;
-            self.undo(tx, cancelled(piece.iter().map(|place| &lanes[place.0][place.1]))).await;
+            self.undo(tx, cancelled(piece.iter().map(|place| &queues[place.0][place.1]))).await;
             if let Some(error) = transient {
-                return Try::Again(error);
+                return Attempted::Again(error);
             }
             let at = failed.place().and_then(|at| firsts.places.get(at)).copied();
-            return Try::Failed(failed, at);
+            return Attempted::Failed(failed, at);
         }
         crate::crash_point!("consumer.before-settle");
         match self.commit(tx, firsts.claim.as_ref()).await {
-            Ok(Ok(())) => Try::Committed(answers),
-            Ok(Err(failed)) => Try::Failed(failed, None),
-            Err(error) => Try::Again(error),
+            Ok(Ok(())) => Attempted::Committed(answers),
+            Ok(Err(failed)) => Attempted::Failed(failed, None),
+            Err(error) => Attempted::Again(error),
         }
     }
 
@@ -327,7 +332,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
     /// Separates the claims that are first from the rest.
     fn sort(
         &self,
-        lanes: &[Vec<Arrival>],
+        queues: &[Vec<Arrival>],
         piece: &Places,
         answers: &mut [Option<Answer>],
         outcomes: Vec<Result<Outcome>>,
@@ -346,7 +351,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
                 Ok(Outcome::First(_)) => {
                     firsts.claim.get_or_insert_with(|| claim.clone());
                     // A strict order also steps past unwanted events.
-                    let event = &lanes[place.0][place.1].event;
+                    let event = &queues[place.0][place.1].event;
                     if self.context.settings.wants.matches(event) {
                         firsts.events.push(event.clone());
                         firsts.places.push(index);
@@ -434,13 +439,13 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
             claim
         });
         match async { self.context.core.claim_raw(claim?).await }.await {
-            Ok(outcome) => self.context.unclaimed(outcome, arrival).await,
+            Ok(outcome) => self.context.ended(outcome, arrival).await,
             Err(error) => away(error),
         }
     }
 }
 
-/// Returns the same error for every lane of a batch. It cannot be cloned, so all but the first
+/// Returns the same error for every queue of a batch. It cannot be cloned, so all but the first
 /// carry its text.
 fn each_away(error: Error) -> impl FnMut() -> Ending {
     let contended = is_contention(&error);
@@ -470,21 +475,21 @@ struct Firsts {
     claim: Option<Claim>,
 }
 
-/// Splits lanes into pieces to try together, the last piece first. Everything goes into one piece
-/// except lanes with a delivery that failed before or was held. Those follow, cut around that
+/// Splits queues into pieces to try together, the last piece first. Everything goes into one piece
+/// except queues with a delivery that failed before or was held. Those follow, cut around that
 /// delivery, so that a repeated failure costs its neighbours nothing.
-fn in_pieces(lanes: &[Vec<Arrival>]) -> Vec<Places> {
+fn in_pieces(queues: &[Vec<Arrival>]) -> Vec<Places> {
     let mut together = Places::new();
     let mut pieces = Vec::new();
     let apart = |arrival: &Arrival| arrival.apart || arrival.is_held();
-    for (lane, arrivals) in lanes.iter().enumerate() {
+    for (queue, arrivals) in queues.iter().enumerate() {
         if !arrivals.iter().any(apart) {
-            together.extend((0..arrivals.len()).map(|at| (lane, at)));
+            together.extend((0..arrivals.len()).map(|at| (queue, at)));
             continue;
         }
         let mut at = 0;
         for piece in arrivals.chunk_by(|one, next| !apart(one) && !apart(next)) {
-            pieces.push((at..at + piece.len()).map(|at| (lane, at)).collect());
+            pieces.push((at..at + piece.len()).map(|at| (queue, at)).collect());
             at += piece.len();
         }
     }
@@ -501,18 +506,18 @@ async fn cancelled<'a>(arrivals: impl Iterator<Item = &'a Arrival> + Clone) {
     }
 }
 
-/// Whether a first claim is behind a delivery of its lane that must wait.
-fn overtakes(lanes: &[Vec<Arrival>], piece: &Places, answers: &[Answer]) -> bool {
+/// Whether a first claim is behind a delivery of its queue that must wait.
+fn overtakes(queues: &[Vec<Arrival>], piece: &Places, answers: &[Answer]) -> bool {
     let mut blocked = std::collections::HashSet::new();
     piece.iter().zip(answers).any(|(place, answer)| {
-        if answer.blocks(&lanes[place.0][place.1]) {
+        if answer.blocks(&queues[place.0][place.1]) {
             blocked.insert(place.0);
         }
         matches!(answer, Answer::Done) && blocked.contains(&place.0)
     })
 }
 
-/// A piece without one place and those behind it in its lane.
+/// A piece without one place and those behind it in its queue.
 fn keep_before(piece: &Places, place: (usize, usize)) -> Places {
     piece.iter().filter(|other| other.0 != place.0 || other.1 < place.1).copied().collect()
 }

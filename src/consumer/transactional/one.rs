@@ -26,7 +26,10 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
             Ok(Outcome::First(lease)) if lease.suspect() && !arrival.alone => {
                 release_lease(lease, Ending::Alone).await
             }
-            Ok(Outcome::First(lease)) => self.run(lease, arrival).await,
+            Ok(Outcome::First(lease)) => {
+                arrival.ran = true;
+                self.run(lease, arrival).await
+            }
             Ok(other) => self.context.unclaimed(other, arrival).await,
             Err(error @ Error::Invalid { .. }) => self.context.refuse(arrival, &error.to_string()).await,
             Err(error) => away(error),

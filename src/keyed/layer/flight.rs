@@ -12,7 +12,7 @@ use crate::event::Fingerprint;
 use crate::id::Tenant;
 use crate::keyed::{Answer, Begin, IdempotencyKey};
 
-/// One request. Another request with the same key asks the store by itself: only the store knows
+/// One request. Another request with the same key asks the store itself: only the store knows
 /// which of them the key belongs to.
 type Name = (Option<Tenant>, IdempotencyKey, Fingerprint);
 /// The answer, once it is kept.
@@ -23,7 +23,7 @@ type Known = Option<Arc<Answer>>;
 pub(super) struct Flight {
     /// Where its answer will be.
     pub(super) answer: watch::Receiver<Known>,
-    /// After that nobody waits for it any more: only the store knows what became of it.
+    /// After that nobody waits for it: only the store knows how it ended.
     pub(super) until: Instant,
 }
 

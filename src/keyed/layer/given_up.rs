@@ -3,7 +3,7 @@
 //! A begin without an answer may be granted all the same, now or when the store is back. Nobody would run
 //! under it and nobody would release it: its retries would get 409 for a lease, and under `Hold` a person
 //! would have to decide about a request that never ran. So it is asked for again, under its nonce, until
-//! the store says what became of it, and given back.
+//! the store says how it ended, and released.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +15,7 @@ use super::service::Shared;
 use crate::error::Error;
 use crate::keyed::{Begin, Begun, Ended};
 
-/// The most keys that wait to be given back. Of more, the leases lapse.
+/// The most keys that may wait to be released. Beyond that, leases expire.
 const WAITING_MAX: usize = 10_000;
 /// How long a store that gives no answer is asked.
 const FOR_MAX: Duration = Duration::from_hours(1);
@@ -23,7 +23,7 @@ const FOR_MAX: Duration = Duration::from_hours(1);
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// The keys of a layer that wait to be given back. One task asks for them, one after another: a store that
+/// The keys of a layer that wait to be released. One task asks for them, one after another: a store that
 /// comes back is not met by a crowd.
 #[derive(Debug, Default, Clone)]
 pub(super) struct GivenUp(Arc<Mutex<Waiting>>);
@@ -50,10 +50,10 @@ impl GivenUp {
 }
 
 /// Gives back what this begin was, or will be, granted.
-pub(super) fn give_back(layer: &Arc<Shared>, begin: &Begin) {
+pub(super) fn release_key(layer: &Arc<Shared>, begin: &Begin) {
     let mut waiting = layer.given_up.lock();
     if waiting.begins.len() >= WAITING_MAX {
-        tracing::warn!(target: "hapax", key = %begin.key, "a request was given up, and too many wait to be given back; if it was granted, its lease will lapse");
+        tracing::warn!(target: "hapax", key = %begin.key, "a request was abandoned, and too many are waiting to be released; if it was granted, its lease will expire");
         return;
     }
     waiting.begins.push_back((begin.clone(), Instant::now()));
@@ -70,7 +70,7 @@ async fn serve(layer: Arc<Shared>) {
             continue;
         }
         if since.elapsed() >= FOR_MAX {
-            tracing::warn!(target: "hapax", key = %begin.key, "a request was given up, and the store does not say what became of it; if it was granted, its lease will lapse");
+            tracing::warn!(target: "hapax", key = %begin.key, "a request was abandoned, and the store does not say what became of it; if it was granted, its lease will expire");
             continue;
         }
         // Behind the others: what is undecided keeps nobody waiting.
@@ -80,7 +80,7 @@ async fn serve(layer: Arc<Shared>) {
     }
 }
 
-/// Whether nothing is left to give back.
+/// Whether nothing is left to release.
 async fn is_over(layer: &Shared, begin: &Begin) -> bool {
     match layer.bounded("asking for a key again", layer.keys.begin(begin)).await {
         Ok(Begun::First(lease)) => {

@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 use tower_service::Service;
 use tracing::Instrument as _;
 
-use super::fate::{Fate, Handled, Routed, collect, kept};
+use super::disposition::{Disposition, Handled, Routed, collect, kept};
 use super::flight::Leader;
 use super::heartbeat::{self, Heartbeat};
 use super::problem::Problem;
@@ -24,7 +24,7 @@ use super::tx::{Closed, OpenRequest, Slot};
 use crate::error::{Error, Result};
 use crate::keyed::{Answer, Ended, KeyLease};
 
-/// How often the store is told how a run has ended.
+/// How often to report the end of a run to the store.
 const ATTEMPTS_MAX: u32 = 5;
 /// How long a client waits for the end of a handler that was stopped. The handler is waited for
 /// without it as long as that takes.
@@ -101,7 +101,7 @@ impl Leased {
         };
         task.abort();
         let end = async move {
-            // One that ends by itself all the same has an answer, and it is kept.
+            // If it ends after all, it has an answer, and that is kept.
             let handled = heartbeat.during(task).await.unwrap_or(Handled::Ended);
             heartbeat.during(self.settle(handled, stopped())).await
         };
@@ -112,33 +112,35 @@ impl Leased {
     async fn settle(&self, handled: Handled, ended: Problem) -> Response {
         let limit = self.layer.settings.answer_bytes_max;
         let (ended, response) = match handled {
-            Handled::Answered(parts, body) => match self.routed.fate(&parts, &body) {
-                Fate::Kept => {
+            Handled::Answered(parts, body) => match self.routed.disposition(&parts, &body) {
+                Disposition::Kept => {
                     let answer = kept(&parts, &body);
                     return self
                         .finish(answer)
                         .await
                         .map_or_else(Problem::into_response, |()| sent(parts, body));
                 }
-                Fate::Undone => (Ended::Undone, sent(parts, body)),
-                Fate::Failed => (Ended::Failed, sent(parts, body)),
+                Disposition::Undone => (Ended::Undone, sent(parts, body)),
+                Disposition::Failed => (Ended::Failed, sent(parts, body)),
             },
-            Handled::TooLarge(fate) => match fate {
+            Handled::TooLarge(disposition) => match disposition {
                 // It was done, and must not be run again only because of its answer.
-                Fate::Kept => {
+                Disposition::Kept => {
                     let problem = Problem::answer_too_large(limit, true);
                     return self
                         .finish(problem.answer())
                         .await
                         .map_or_else(Problem::into_response, |()| problem.into_response());
                 }
-                Fate::Undone => (Ended::Undone, Problem::answer_too_large(limit, false).into_response()),
-                Fate::Failed => (Ended::Failed, Problem::failed().into_response()),
+                Disposition::Undone => {
+                    (Ended::Undone, Problem::answer_too_large(limit, false).into_response())
+                }
+                Disposition::Failed => (Ended::Failed, Problem::failed().into_response()),
             },
             // Nobody knows what a body that broke off was about to say.
-            Handled::Broken(fate) => match fate {
-                Fate::Undone => (Ended::Undone, Problem::failed().into_response()),
-                Fate::Kept | Fate::Failed => (Ended::Failed, Problem::failed().into_response()),
+            Handled::Broken(disposition) => match disposition {
+                Disposition::Undone => (Ended::Undone, Problem::failed().into_response()),
+                Disposition::Kept | Disposition::Failed => (Ended::Failed, Problem::failed().into_response()),
             },
             Handled::Ended => (Ended::Failed, ended.into_response()),
         };
@@ -156,7 +158,7 @@ impl Leased {
                     tokio::time::sleep(Duration::from_millis(50) * attempts).await;
                     attempts += 1;
                 }
-                told => return told,
+                ended => return ended,
             }
         }
     }
@@ -171,7 +173,7 @@ impl Leased {
             }
             // Another run has the key: what that one answers is the answer.
             Err(Error::Fenced { .. }) => Err(Problem::running()),
-            // The request was done, so the client is told; a failure here is not the handler's.
+            // The request was done, so the client gets its answer; a failure here is not the handler's.
             Err(error) => {
                 tracing::error!(target: "hapax", key = %self.lease.key, error = %error.chain(), "the answer of a request could not be kept; a retry follows `after_failure`");
                 Ok(())
@@ -184,7 +186,7 @@ impl Leased {
             // The lease is over already, maybe by a try whose answer was lost.
             Ok(()) | Err(Error::Fenced { .. }) => {}
             Err(error) => {
-                tracing::warn!(target: "hapax", key = %self.lease.key, error = %error.chain(), "a key could not be released; its lease will lapse");
+                tracing::warn!(target: "hapax", key = %self.lease.key, error = %error.chain(), "a key could not be released; its lease will expire");
             }
         }
     }
@@ -238,11 +240,11 @@ impl InTransaction {
             && !taken
             && !self.layer.settings.warned.swap(true, Ordering::Relaxed)
         {
-            tracing::warn!(target: "hapax", "a handler behind a transactional layer does not take its transaction: what it does elsewhere is done again by a retry after a failure");
+            tracing::warn!(target: "hapax", "a handler behind a transactional layer does not take its transaction: a retry after a failure repeats what it does elsewhere");
         }
         let response = match handled {
             Handled::Answered(parts, body) => {
-                if self.routed.fate(&parts, &body) == Fate::Kept {
+                if self.routed.disposition(&parts, &body) == Disposition::Kept {
                     return self.commit(open, undo, parts, body).await;
                 }
                 sent(parts, body)

@@ -1,6 +1,6 @@
 //! `Idempotency-Key` for the routes of an axum service.
 
-mod fate;
+mod disposition;
 mod flight;
 mod given_up;
 mod handle;
@@ -22,7 +22,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::Semaphore;
 use tower_layer::Layer;
 
-pub use fate::NotKept;
+pub use disposition::NotKept;
 pub use service::KeyedService;
 #[cfg(feature = "sqlite")]
 pub use tx::KeyedSqlite;
@@ -34,7 +34,8 @@ use flight::Flights;
 use given_up::GivenUp;
 
 use super::{AfterFailure, Keys, LEASE_MAX, LEASE_MIN, RETENTION};
-use crate::id::Tenant;
+use crate::id::{Scope, Tenant};
+use crate::ledger::SkipLog;
 
 /// Nobody waits for a running request for longer.
 const WAIT_MAX: Duration = Duration::from_hours(24);
@@ -49,7 +50,7 @@ pub struct Caller {
     pub principal: Option<String>,
 }
 
-/// The headers that say who asks, where nobody else does.
+/// The headers that identify the caller by default.
 const CREDENTIALS: [HeaderName; 3] = [AUTHORIZATION, COOKIE, HeaderName::from_static("x-api-key")];
 
 /// Whoever sends the same credentials: all values of all of these headers, byte for byte. Hashed,
@@ -72,7 +73,7 @@ fn by_credentials(headers: &HeaderMap) -> Option<String> {
 
 type CallerOf = dyn Fn(&Parts) -> Result<Caller, Response> + Send + Sync;
 
-/// What a layer is told.
+/// The settings of a layer.
 #[derive(Clone)]
 struct Settings {
     required: bool,
@@ -93,6 +94,8 @@ struct Settings {
     transactions_max: Option<Arc<Semaphore>>,
     /// Whether it was said that a handler does not take its transaction.
     warned: Arc<AtomicBool>,
+    /// Where replays are counted, and as whose.
+    replays: Option<(SkipLog, Scope)>,
 }
 
 impl Settings {
@@ -160,7 +163,7 @@ impl Settings {
 /// # Ok(app) }
 /// ```
 ///
-/// Kept are answers of 2xx and 3xx, and definite refusals: 4xx but those about who asks or when (401,
+/// Kept are answers of 2xx and 3xx, and definite refusals: 4xx except those about who sends it or when (401,
 /// 403, 407, 409, 412, 421, 425, 428, 429) and about how it was sent (406, 411, 413, 414, 415, 417, 426,
 /// 431): those say that nothing was done, and the next request with the key runs. So does an answer
 /// with [`NotKept`], and a router's own 404 and 405. After 408 and 5xx the next request runs again, or
@@ -208,8 +211,18 @@ impl<K: Keys + Clone> KeyedLayer<K> {
             transactions: None,
             transactions_max: None,
             warned: Arc::default(),
+            replays: None,
         };
         KeyedLayer { keys, settings, flights: Flights::default(), given_up: GivenUp::default() }
+    }
+
+    /// Counts requests that were answered with the first answer, if that was a success: without the layer
+    /// they would have taken effect again. They are counted in the background, as effects of this scope
+    /// that were not done twice ([`Layer::Keys`](crate::ledger::Layer::Keys)).
+    #[must_use]
+    pub fn count_replays(mut self, log: SkipLog, scope: Scope) -> Self {
+        self.settings.replays = Some((log, scope));
+        self
     }
 
     /// Refuses requests without a key: 400 `key-missing`.
@@ -219,7 +232,7 @@ impl<K: Keys + Clone> KeyedLayer<K> {
         self
     }
 
-    /// Says who asks. It may refuse a request with an answer of its own. Use it where tokens or cookies
+    /// Identifies the caller. It may refuse a request with an answer of its own. Use it where tokens or cookies
     /// change between retries, where callers are known by anything else, or where there are tenants.
     #[must_use]
     pub fn caller(
@@ -230,7 +243,7 @@ impl<K: Keys + Clone> KeyedLayer<K> {
         self
     }
 
-    /// Everybody is the same caller: whoever has the key gets its answer. For services without callers;
+    /// All requests come from the same caller: anyone with the key gets its answer. For services without callers;
     /// nothing but the key protects an answer then.
     #[must_use]
     #[allow(clippy::result_large_err)] // axum rejects with responses
@@ -336,7 +349,7 @@ impl<K: Keys + Clone> KeyedLayer<K> {
         self
     }
 
-    /// How long answers are kept, as told to clients in the header `Idempotency-Key-Retention` (in
+    /// How long answers are kept, as announced to clients in the header `Idempotency-Key-Retention` (in
     /// seconds). Give the sweeper the same.
     #[must_use]
     pub fn retention(mut self, retention: Duration) -> Self {

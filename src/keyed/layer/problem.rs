@@ -1,4 +1,4 @@
-//! What the layer answers by itself.
+//! The problems that the layer itself answers with.
 
 use axum::body::Body;
 use axum::http::header::HeaderValue;
@@ -28,16 +28,18 @@ impl Problem {
     }
 
     pub(super) fn unreadable() -> Self {
-        let detail = "the body of the request could not be read to its end; nothing was done";
+        let detail = "the request body could not be read to its end; nothing was done";
         Problem::new(StatusCode::BAD_REQUEST, "body-unreadable", "The body could not be read", detail)
     }
 
     pub(super) fn body_too_large(limit: usize) -> Self {
-        let detail = format!("the body of a request with a key may have {limit} bytes; nothing was done");
+        let detail = format!(
+            "the request body exceeds {limit} bytes, the limit for a request with a key; nothing was done"
+        );
         Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", "The body is too large", detail)
     }
 
-    /// Which fields differ is told only to those who may know.
+    /// Only callers who may know learn which fields differ.
     pub(super) fn mismatch(fields: Vec<String>, tells: bool) -> Self {
         let detail = if fields.is_empty() {
             "the key was used before, for the same fields in other bytes: this looks like the same request; send exactly \
@@ -69,7 +71,7 @@ impl Problem {
     }
 
     pub(super) fn outcome_unknown() -> Self {
-        let detail = "a request with this key began and never ended, and it is not run again by itself; an operator decides";
+        let detail = "a request with this key began and never ended; it is not run again automatically, an operator decides";
         Problem::new(StatusCode::CONFLICT, "outcome-unknown", "The outcome is unknown", detail)
     }
 
@@ -149,10 +151,10 @@ impl Problem {
         tracing::warn!(target: "hapax", error = %error.chain(), "a keyed request could not be served");
         if error.is_retryable() {
             let detail = "send the request again with the same key";
-            let title = "The store of keys is away or busy";
+            let title = "The key store is unavailable or busy";
             return Problem::new(StatusCode::SERVICE_UNAVAILABLE, error.code(), title, detail).retry();
         }
-        let title = "The store of keys has failed";
+        let title = "The key store failed";
         Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.code(), title, "the service's log says why")
     }
 

@@ -19,13 +19,14 @@ use tower_service::Service;
 use tracing::Instrument as _;
 
 use super::Settings;
-use super::fate::{Routed, is_too_large};
+use super::disposition::{Routed, is_too_large};
 use super::flight::{Entered, Flights, Leader};
-use super::given_up::{GivenUp, give_back};
+use super::given_up::{GivenUp, release_key};
 use super::handle::{InTransaction, Leased};
 use super::problem::{Problem, RETENTION, replayed};
 use crate::error::{Error, Result as StoreResult};
 use crate::keyed::{Answer, Begin, Begun, IdempotencyKey, Keys, RequestFingerprint, RequestParts};
+use crate::ledger::Layer as Effects;
 
 /// The pause before a running request of another process is looked at again. It doubles.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
@@ -150,7 +151,7 @@ where
     }
 }
 
-/// Checks a request in order: who asks, the key's syntax, the body's size; and takes its fingerprint.
+/// Checks a request in order: the caller, the key's syntax, the body's size; and takes its fingerprint.
 async fn prepare(layer: &Shared, request: Request<Body>) -> Result<(Parts, Bytes, Begin), Response> {
     let settings = &layer.settings;
     let (parts, body) = request.into_parts();
@@ -189,12 +190,12 @@ fn key_of(headers: &HeaderMap) -> Result<IdempotencyKey, Problem> {
     let mut values = headers.get_all("idempotency-key").iter();
     let value = values.next().ok_or_else(Problem::missing)?;
     if values.next().is_some() {
-        return Err(Problem::invalid("Idempotency-Key is invalid: the header is there more than once"));
+        return Err(Problem::invalid("Idempotency-Key is invalid: the header was sent more than once"));
     }
     IdempotencyKey::from_header(value.as_bytes()).map_err(|error| Problem::invalid(error.to_string()))
 }
 
-/// Runs a request, or finds out what became of the one that ran.
+/// Runs a request, or finds out how the one that ran has ended.
 async fn run<S>(layer: Arc<Shared>, inner: S, parts: Parts, body: Bytes, begin: Begin) -> Response
 where
     S: Service<Request<Body>, Response = Response, Error = Infallible> + Send + 'static,
@@ -211,7 +212,7 @@ where
                 match timeout_at(at_most, flight.answer.wait_for(Option::is_some)).await {
                     Ok(Ok(known)) => {
                         if let Some(known) = known.as_ref() {
-                            return replay(&layer, known);
+                            return replay(&layer, &begin, &body, known);
                         }
                     }
                     Ok(Err(_)) => {} // it ended without an answer that is kept: one of us is next
@@ -223,7 +224,13 @@ where
     }
 }
 
-fn replay(layer: &Shared, answer: &Answer) -> Response {
+fn replay(layer: &Shared, begin: &Begin, body: &Bytes, answer: &Answer) -> Response {
+    // A refusal took no effect.
+    if let Some((log, scope)) =
+        layer.settings.replays.as_ref().filter(|_| (200..300).contains(&answer.status))
+    {
+        log.prevented(Effects::Keys, (begin.tenant.clone(), scope.clone()), Some(body));
+    }
     replayed(answer, layer.settings.replay_status)
 }
 
@@ -250,7 +257,7 @@ where
     S: Service<Request<Body>, Response = Response, Error = Infallible> + Send + 'static,
     S::Future: Send,
 {
-    let request = Request::from_parts(parts, Body::from(body));
+    let request = Request::from_parts(parts, Body::from(body.clone()));
     let routed = Routed::of(&request);
     let mut pause = PAUSE_MIN;
     let (outcome, asked) = loop {
@@ -283,7 +290,7 @@ where
             Err(error) => {
                 // A transaction ends with its connection; a lease may have been granted all the same.
                 if layer.settings.transactions.is_none() && error.is_retryable() {
-                    give_back(&layer, begin);
+                    release_key(&layer, begin);
                 }
                 return Problem::of_store(&error).into_response();
             }
@@ -295,7 +302,7 @@ where
         Begun::Done(kept) => {
             let answer = Arc::new(kept.answer);
             leader.done(Arc::clone(&answer));
-            replay(&layer, &answer)
+            replay(&layer, begin, &body, &answer)
         }
         Begun::Mismatch { differing } => mismatch(&layer, begin, differing),
         Begun::Expired => Problem::expired().into_response(),

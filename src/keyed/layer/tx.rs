@@ -195,7 +195,7 @@ impl Slot {
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 struct Taken<T: OpenRequest + 'static> {
     slot: Slot,
-    /// There until it is given back.
+    /// Present until it is returned.
     open: Option<Box<T>>,
 }
 
@@ -223,7 +223,7 @@ impl<T: OpenRequest + 'static> Taken<T> {
 
     #[allow(clippy::expect_used)] // it is there until it is dropped
     fn open(&self) -> &T {
-        self.open.as_ref().expect("the transaction is there until it is given back")
+        self.open.as_ref().expect("the transaction is present until it is returned")
     }
 }
 
@@ -280,7 +280,7 @@ impl std::ops::Deref for KeyedTx {
 impl std::ops::DerefMut for KeyedTx {
     #[allow(clippy::expect_used)] // it is there until it is dropped
     fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.0.open.as_mut().expect("the transaction is there until it is given back").tx
+        &mut self.0.open.as_mut().expect("the transaction is present until it is returned").tx
     }
 }
 

@@ -5,6 +5,17 @@ use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::ledger::{Intervene, Intervention, OnDead, State, Token};
 
+/// Refuses an entry that has changed since it was previewed.
+fn is_as_previewed(intervene: &Intervene, row: &Row) -> Result<()> {
+    match intervene.token {
+        Some(token) if token != row.token => Err(Error::Conflict {
+            expected: format!("the entry as previewed (token {})", token.0),
+            actual: format!("one that has changed since (token {})", row.token.0),
+        }),
+        _ => Ok(()),
+    }
+}
+
 /// Decides an intervention. `None` for the row means that the entry is deleted.
 pub fn intervene(
     intervene: &Intervene,
@@ -15,6 +26,7 @@ pub fn intervene(
 ) -> Result<(Option<Row>, Option<Head>)> {
     let what = intervene.what;
     fits(what, row, now)?;
+    is_as_previewed(intervene, row)?;
     let mut next = Row { token, at: now, ..row.clone() };
     let mut head = head.clone();
     let seq = row.order.as_ref().map(|(_, seq)| *seq);

@@ -69,8 +69,8 @@ fn an_id_goes_where_its_own_time_says_whatever_the_delivery_says() {
         ("2099-12-31T23:59:59Z", "2099-12-28"),
         ("2100-01-01T00:00:00Z", "timeless"),
     ] {
-        for told in [None, Some(at("2026-03-02T00:30:00Z"))] {
-            assert_eq!(Week::route(IdentityRule::Id, &v7(at(time)), told).unwrap().to_string(), week);
+        for time_given in [None, Some(at("2026-03-02T00:30:00Z"))] {
+            assert_eq!(Week::route(IdentityRule::Id, &v7(at(time)), time_given).unwrap().to_string(), week);
         }
     }
     for id in ["order-17", "0190d3a0-5b7e-4c3a-9f51-2f6f1f3b7c10", "0190D3A0-5B7E-7C3A-9F51-2F6F1F3B7C10"] {

@@ -27,9 +27,9 @@ pub async fn a9_each_change_leaves_one_row(harness: &impl AccessHarness) {
     let refused = store.rotate(&ApiToken::with_secret(token.id().clone()), &Rotation::new(1), &ops).await;
     assert!(refused.is_err());
     let rows = all_rows(&store).await;
-    let told: Vec<_> = rows.iter().rev().map(|row| (&*row.action, &*row.who, &*row.reason)).collect();
+    let seen: Vec<_> = rows.iter().rev().map(|row| (&*row.action, &*row.who, &*row.reason)).collect();
     assert_eq!(
-        told,
+        seen,
         [
             ("token.create", "tester", "because"),
             ("token.rotate", "ops", "rotation day"),

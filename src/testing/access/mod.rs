@@ -19,6 +19,7 @@ use crate::clock::ManualClock;
 
 pub mod audit;
 mod cases;
+pub mod mutants;
 pub mod tokens;
 
 pub use cases::NAMES;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::{AccessHarness, all_rows, by, created, granted, said, writer};
 use crate::access::{
     Access, ApiToken, Authentication, ListTokens, NewToken, Role, Rotation, Scopes, TokenEntry, TokenId,
+    TokenState,
 };
 use crate::clock::Time;
 use crate::error::Error;
@@ -25,9 +26,9 @@ pub async fn a1_creating_again_changes_nothing(harness: &impl AccessHarness) {
     let about = NewToken::new("shop é", Role::Write)
         .tenant(tenant.clone())
         .scopes(scopes(&["mailer", "a\"b"]))
-        .lives(Some(HOUR));
+        .expires_in(Some(HOUR));
     let first = store.create(&token, &about, &by()).await.expect("a token is created");
-    assert_eq!((first.id.clone(), first.state, first.rotations), (token.id().clone(), "live", 0));
+    assert_eq!((first.id.clone(), first.state, first.rotations), (token.id().clone(), TokenState::Live, 0));
     assert_eq!(first.expires_at, Some(first.created_at.plus(HOUR)));
     harness.advance(Duration::from_secs(60)).await;
     // As after a lost answer, even with other words.
@@ -88,7 +89,7 @@ pub async fn a2_only_the_whole_secret_is_granted(harness: &impl AccessHarness) {
 
 pub async fn a3_a_token_ends_by_the_stores_clock(harness: &impl AccessHarness) {
     let store = harness.open().await;
-    let token = created(&store, &NewToken::new("shop", Role::Read).lives(Some(HOUR))).await;
+    let token = created(&store, &NewToken::new("shop", Role::Read).expires_in(Some(HOUR))).await;
     harness.advance(HOUR.saturating_sub(Duration::from_secs(1))).await;
     match said(&store, &token).await {
         Authentication::Granted { left, .. } => assert_eq!(left, Some(Duration::from_secs(1))),
@@ -97,16 +98,16 @@ pub async fn a3_a_token_ends_by_the_stores_clock(harness: &impl AccessHarness) {
     harness.advance(Duration::from_secs(1)).await;
     assert_eq!(said(&store, &token).await, Authentication::Expired);
     let entry = store.get(token.id()).await.expect("an answer").expect("it stays");
-    assert_eq!(entry.state, "expired");
+    assert_eq!(entry.state, TokenState::Expired);
     let again = store.create(&token, &NewToken::new("shop", Role::Read), &by()).await.expect("it is there");
-    assert_eq!(again.state, "expired", "creating it again does not revive it");
+    assert_eq!(again.state, TokenState::Expired, "creating it again does not revive it");
     let refused = store.rotate(&ApiToken::with_secret(token.id().clone()), &Rotation::new(0), &by()).await;
     assert!(matches!(refused, Err(Error::Conflict { .. })), "{refused:?}");
 }
 
 pub async fn a3_only_the_right_secret_learns_why(harness: &impl AccessHarness) {
     let store = harness.open().await;
-    let expired = created(&store, &NewToken::new("shop", Role::Read).lives(Some(HOUR))).await;
+    let expired = created(&store, &NewToken::new("shop", Role::Read).expires_in(Some(HOUR))).await;
     let revoked = writer(&store).await;
     store.revoke(revoked.id(), &by()).await.expect("it is revoked");
     harness.advance(HOUR).await;
@@ -123,7 +124,7 @@ pub async fn a4_a_revoked_token_stays_revoked(harness: &impl AccessHarness) {
     let overlap = ApiToken::with_secret(token.id().clone());
     store.rotate(&overlap, &Rotation::new(0).overlap(HOUR), &by()).await.expect("it is rotated");
     let revoked = store.revoke(token.id(), &by()).await.expect("it is revoked");
-    assert_eq!(revoked.state, "revoked");
+    assert_eq!(revoked.state, TokenState::Revoked);
     for secret in [&token, &overlap] {
         let said = said(&other, secret).await;
         assert!(matches!(said, Authentication::Revoked | Authentication::Unknown), "{said:?}");
@@ -137,7 +138,7 @@ pub async fn a4_a_revoked_token_stays_revoked(harness: &impl AccessHarness) {
     assert!(matches!(refused, Err(Error::Conflict { .. })), "{refused:?}");
     let there =
         other.create(&overlap, &NewToken::new("shop", Role::Admin), &by()).await.expect("it is there");
-    assert_eq!(there.state, "revoked");
+    assert_eq!(there.state, TokenState::Revoked);
     assert_eq!(said(&other, &overlap).await, Authentication::Revoked);
     let missing = store.revoke(ApiToken::generate().id(), &by()).await;
     assert!(matches!(missing, Err(Error::NotFound(_))), "{missing:?}");
@@ -148,7 +149,7 @@ pub async fn a5_a_rotation_keeps_everything_but_the_secret(harness: &impl Access
     let about = NewToken::new("shop", Role::Admin)
         .tenant(Some(Tenant::new("acme").expect("a valid tenant")))
         .scopes(scopes(&["mailer"]))
-        .lives(Some(HOUR));
+        .expires_in(Some(HOUR));
     let token = created(&store, &about).await;
     let before = granted(&store, &token).await;
     let next = ApiToken::with_secret(token.id().clone());
@@ -205,7 +206,7 @@ pub async fn a5_a_rotation_that_came_second_is_a_conflict(harness: &impl AccessH
         });
     }
     let won: Vec<_> = tasks.join_all().await.into_iter().flatten().collect();
-    assert_eq!(won.len(), 1, "who is told a secret can use it");
+    assert_eq!(won.len(), 1, "whoever gets a secret can use it");
     let store = harness.open().await;
     granted(&store, &won[0]).await;
     // As after a lost answer.
@@ -248,7 +249,7 @@ pub async fn a7_a_use_is_noted_now_and_then(harness: &impl AccessHarness) {
     harness.advance(Duration::from_secs(1)).await;
     granted(&store, &token).await;
     assert_eq!(noted(Some(first)).await, first.plus(Duration::from_secs(600)));
-    // A wrong secret is no use.
+    // A wrong secret is useless.
     said(&store, &ApiToken::with_secret(other.id().clone())).await;
     writer(&store).await;
     assert_eq!(store.get(other.id()).await.expect("an answer").expect("a token").last_used_at, None);
@@ -298,8 +299,8 @@ pub async fn a12_bad_input_is_refused_with_a_sentence(harness: &impl AccessHarne
         NewToken::new("é".repeat(256), Role::Read),
         NewToken::new("shop", Role::Read).scopes(Scopes::of(many)),
         NewToken::new("shop", Role::Read).scopes(Scopes::Only(std::collections::BTreeSet::new())),
-        NewToken::new("shop", Role::Read).lives(Some(Duration::ZERO)),
-        NewToken::new("shop", Role::Read).lives(Some(Duration::from_secs(36_501 * 86_400))),
+        NewToken::new("shop", Role::Read).expires_in(Some(Duration::ZERO)),
+        NewToken::new("shop", Role::Read).expires_in(Some(Duration::from_secs(36_501 * 86_400))),
     ];
     for about in &bad {
         let refused = store.create(&ApiToken::generate(), about, &by()).await;
@@ -316,12 +317,13 @@ pub async fn a12_bad_input_is_refused_with_a_sentence(harness: &impl AccessHarne
 pub async fn a1_a_token_ends_with_the_one_that_made_it(harness: &impl AccessHarness) {
     let store = harness.open().await;
     let (brief, lasting) = (ApiToken::generate(), ApiToken::generate());
-    let about = NewToken::new("brief", Role::Admin).lives(Some(HOUR));
+    let about = NewToken::new("brief", Role::Admin).expires_in(Some(HOUR));
     let end = store.create(&brief, &about, &by()).await.expect("a token is created").expires_at;
     store.create(&lasting, &NewToken::new("lasting", Role::Admin), &by()).await.expect("a token is created");
     harness.advance(Duration::from_secs(600)).await;
-    let made = async |maker: &ApiToken, lives: Option<Duration>| {
-        let about = NewToken::new("child", Role::Write).lives(lives).made_by(Some(maker.id().clone()));
+    let made = async |maker: &ApiToken, expires_in: Option<Duration>| {
+        let about =
+            NewToken::new("child", Role::Write).expires_in(expires_in).made_by(Some(maker.id().clone()));
         store.create(&ApiToken::generate(), &about, &by()).await.expect("a token is created")
     };
     let child = made(&brief, None).await;
@@ -339,7 +341,7 @@ pub async fn a1_a_token_that_is_over_makes_none(harness: &impl AccessHarness) {
     let (revoked, expired, nobody) = (ApiToken::generate(), ApiToken::generate(), ApiToken::generate());
     let about = NewToken::new("maker", Role::Admin);
     store.create(&revoked, &about, &by()).await.expect("a token is created");
-    store.create(&expired, &about.clone().lives(Some(HOUR)), &by()).await.expect("a token is created");
+    store.create(&expired, &about.clone().expires_in(Some(HOUR)), &by()).await.expect("a token is created");
     let make = async |token: &ApiToken, maker: &ApiToken| {
         let about = NewToken::new("child", Role::Write).made_by(Some(maker.id().clone()));
         store.create(token, &about, &by()).await

@@ -1,5 +1,5 @@
 //! What every read model must pass. Cases are named after the clauses of the [`ReadModel`] contract
-//! (`m1_` … `m12_`).
+//! (`m1_` … `m13_`).
 //!
 //! A read model implements [`ReadModelHarness`] and is enrolled by one line; every case becomes a test of
 //! its own:
@@ -91,6 +91,7 @@ pub fn change(id: u128, seq: u64, json: Option<&str>) -> Change {
         created_at: at(1),
         updated_at: at(seconds),
         origin: Origin::new(topic(), 0, seconds),
+        lsn: 0,
     }
 }
 

@@ -75,7 +75,7 @@ pub async fn m6_a_page_of_large_rows_is_bounded(harness: &impl ReadModelHarness)
     assert_eq!(all(&model, &orders(), 100).await.len(), 14);
 }
 
-/// Sums of decimals are exact. What is no number that fits is counted apart.
+/// Sums of decimals are exact. What is not a number that fits is counted apart.
 pub async fn m7_sums_are_exact_and_what_is_no_number_is_left_out(harness: &impl ReadModelHarness) {
     let model = harness.open().await;
     let amounts =
@@ -91,11 +91,11 @@ pub async fn m7_sums_are_exact_and_what_is_no_number_is_left_out(harness: &impl 
     ];
     let groups = tally(&model, &Tally { measures, group_by: None }).await;
     assert_eq!((groups.groups.len(), groups.more, groups.groups[0].count), (1, false, 10));
-    let told: Vec<_> =
+    let seen: Vec<_> =
         groups.groups[0].measures.iter().map(|m| (m.value.map(|v| v.to_string()), m.left_out)).collect();
     let some = |text: &str| Some(text.to_owned());
     assert_eq!(
-        told,
+        seen,
         [
             (some("12345678901234568882.923456789"), 3),
             (some("-7.5"), 3),
@@ -127,8 +127,8 @@ pub async fn m7_groups_are_ordered_and_complete(harness: &impl ReadModelHarness)
     apply(&model, block(changes)).await;
     let by = Tally { measures: Vec::new(), group_by: Some(field("/g")) };
     let groups = model.tally(&other, &by).await.expect("a tally").groups;
-    let told: Vec<_> = groups.iter().map(|group| (group.key.as_deref(), group.count)).collect();
-    assert_eq!(told, [(None, 3), (Some("\"1\""), 1), (Some("1"), 1), (Some("true"), 1)]);
+    let seen: Vec<_> = groups.iter().map(|group| (group.key.as_deref(), group.count)).collect();
+    assert_eq!(seen, [(None, 3), (Some("\"1\""), 1), (Some("1"), 1), (Some("true"), 1)]);
 }
 
 /// A record counts by the time of its current version.

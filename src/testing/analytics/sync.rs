@@ -62,8 +62,8 @@ pub async fn m5_a_rejected_change_holds_its_tenant_back(harness: &impl ReadModel
     assert_eq!(synced(&model, 2).await, Some(at(8)), "a pulse of its own block");
     assert_eq!(synced(&model, 3).await, Some(at(20)), "not of this tenant");
     let listed = model.rejected(10).await.expect("rejected changes");
-    let told: Vec<_> = listed.iter().map(|r| (r.rejected.tenant, r.rejected.origin.offset)).collect();
-    assert_eq!(told, [(Some(one), 6), (Some(other), 7)]);
+    let seen: Vec<_> = listed.iter().map(|r| (r.rejected.tenant, r.rejected.origin.offset)).collect();
+    assert_eq!(seen, [(Some(one), 6), (Some(other), 7)]);
     assert_eq!(
         (listed[0].rejected.reason.as_str(), &listed[0].rejected.payload[..]),
         ("it is broken", &b"{"[..])
@@ -113,10 +113,10 @@ pub async fn m5_a_read_model_says_how_far_each_partition_is(harness: &impl ReadM
     model.expect(&topic(), 1).await.expect("fewer change nothing");
     apply(&model, pulse(1, 2, 5)).await;
     apply(&model, Block::new(partition(1), 2, 2..3)).await;
-    let told = model.partitions().await.expect("partitions");
-    let told: Vec<_> = told.iter().map(|one| (one.partition.number, one.offset, one.pulse)).collect();
-    assert_eq!(told, [(0, None, None), (1, Some(3), Some(at(5)))]);
+    let partitions = model.partitions().await.expect("partitions");
+    let seen: Vec<_> = partitions.iter().map(|one| (one.partition.number, one.offset, one.pulse)).collect();
+    assert_eq!(seen, [(0, None, None), (1, Some(3), Some(at(5)))]);
     apply(&model, Block::aside(partition(1), 2)).await;
-    let told = model.partitions().await.expect("partitions");
-    assert_eq!(told[1].offset, Some(3), "what does not come from the topic is not a place in it");
+    let partitions = model.partitions().await.expect("partitions");
+    assert_eq!(partitions[1].offset, Some(3), "what does not come from the topic is not a place in it");
 }

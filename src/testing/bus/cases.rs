@@ -47,7 +47,7 @@ macro_rules! __bus_cases {
                 b8_membership_survives_a_pause
                 b9_seek_goes_back_and_forth
                 b9_seek_to_what_was_removed_goes_on_above
-                b13_what_was_removed_is_told_before_what_lies_behind_it
+                b13_what_was_removed_is_reported_before_what_lies_behind_it
                 next_can_be_cancelled
             }
             members {

@@ -68,7 +68,7 @@ pub async fn b4_latest_goes_on_with_what_is_left<H: BusHarness>(harness: &H) {
     let mut recorder = Recorder::new("b", stage.bus.subscribe(subscription).await.unwrap());
     until(&mut recorder, "what is left", |recorder| recorder.records.len() >= 3).await;
     assert_eq!(recorder.offsets(&partition), [5, 6, 7]);
-    until(&mut recorder, "what is gone to be told", |recorder| !recorder.removed.is_empty()).await;
+    until(&mut recorder, "removed partitions to be reported", |recorder| !recorder.removed.is_empty()).await;
     assert_eq!(recorder.removed, [(partition, 2..5)]);
     recorder.leave().await;
 }
@@ -222,35 +222,35 @@ pub async fn b9_seek_to_what_was_removed_goes_on_above<H: BusHarness>(harness: &
 }
 
 /// Of a member that comes later than retention, of one that does not keep up, and after a seek.
-pub async fn b13_what_was_removed_is_told_before_what_lies_behind_it<H: BusHarness>(harness: &H) {
+pub async fn b13_what_was_removed_is_reported_before_what_lies_behind_it<H: BusHarness>(harness: &H) {
     let stage = Stage::new(harness, 1).await;
     let partition = stage.behind_retention().await;
     let mut recorder = stage.member("b").await;
-    told_first(&mut recorder, &partition, 1..4).await;
+    reported_first(&mut recorder, &partition, 1..4).await;
     until(&mut recorder, "what is left", |recorder| recorder.records.len() >= 2).await;
     let assigned = [recorder.assigned(&partition)];
     recorder.subscriber().pause(&assigned).await.unwrap();
     stage.publish_some(6).await;
     harness.remove_below(&partition, 10).await;
     recorder.subscriber().resume(&assigned).await.unwrap();
-    told_first(&mut recorder, &partition, 6..10).await;
+    reported_first(&mut recorder, &partition, 6..10).await;
     until(&mut recorder, "what is left", |recorder| recorder.records.len() >= 4).await;
     recorder.seek(&partition, 3).await;
-    told_first(&mut recorder, &partition, 3..10).await;
+    reported_first(&mut recorder, &partition, 3..10).await;
     until(&mut recorder, "it again", |recorder| recorder.records.len() >= 6).await;
     assert_eq!(recorder.offsets(&partition), [4, 5, 10, 11, 10, 11]);
-    assert_eq!(recorder.removed.len(), 3, "each is told once");
+    assert_eq!(recorder.removed.len(), 3, "each is reported once");
     recorder.leave().await;
 }
 
 /// Asserts that the next thing a member hears is what was removed.
-async fn told_first(recorder: &mut Recorder, partition: &Partition, gone: Range<i64>) {
+async fn reported_first(recorder: &mut Recorder, partition: &Partition, gone: Range<i64>) {
     let before = (recorder.records.len(), recorder.removed.len());
     until(recorder, "what comes first", |recorder| {
         (recorder.records.len(), recorder.removed.len()) != before
     })
     .await;
-    assert_eq!(recorder.records.len(), before.0, "records come before what is gone is told");
+    assert_eq!(recorder.records.len(), before.0, "records come before the removal is reported");
     assert_eq!(recorder.removed.last(), Some(&(partition.clone(), gone)));
 }
 

@@ -170,7 +170,8 @@ pub async fn b6_who_never_gives_back_is_thrown_out<H: BusHarness>(harness: &H) {
         members[1].held.contains_key(&wanted.partition)
     })
     .await;
-    drive(&mut [&mut a, &mut b], "it to be told", |members| members[0].lost.contains(&wanted)).await;
+    drive(&mut [&mut a, &mut b], "the loss to be reported", |members| members[0].lost.contains(&wanted))
+        .await;
     let late = a.commit(&wanted, 1).await;
     assert_fenced(&late);
     assert_eq!(stage.committed(wanted.partition.number).await, None);
@@ -198,9 +199,9 @@ pub async fn b7_a_silent_member_loses_its_partitions<H: BusHarness>(harness: &H)
         let late = a.commit(assigned, 1).await;
         assert_fenced(&late);
     }
-    drive(&mut [&mut a, &mut b], "it to be told", |members| members[0].lost.len() >= 2).await;
-    let told: BTreeSet<_> = a.lost.iter().map(|assigned| assigned.partition.clone()).collect();
-    assert_eq!(told.len(), 2, "{a:?}");
+    drive(&mut [&mut a, &mut b], "the loss to be reported", |members| members[0].lost.len() >= 2).await;
+    let lost: BTreeSet<_> = a.lost.iter().map(|assigned| assigned.partition.clone()).collect();
+    assert_eq!(lost.len(), 2, "{a:?}");
     drive(&mut [&mut a, &mut b], "one each", |members| {
         members.iter().all(|recorder| recorder.held.len() == 1)
     })

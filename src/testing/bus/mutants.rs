@@ -35,8 +35,8 @@ pub enum BusMutant {
     SeeksOneBefore,
     /// What `next` was about to return when it was cancelled is gone.
     LosesWhenCancelled,
-    /// Nobody is told of what was lost.
-    LostUntold,
+    /// Lost partitions are not reported.
+    LostUnreported,
     /// What is published to a partition goes where its key says.
     PartitionIgnored,
     /// A partition that is not there is taken for the first.
@@ -188,7 +188,7 @@ impl Subscriber for MutantMember {
                 BusEvent::Revoked(revoked) if self.mutant == BusMutant::GivesBackAtOnce => {
                     self.member.release(revoked).await?;
                 }
-                BusEvent::Lost(_) if self.mutant == BusMutant::LostUntold => continue,
+                BusEvent::Lost(_) if self.mutant == BusMutant::LostUnreported => continue,
                 BusEvent::Removed { .. } if self.mutant == BusMutant::RemovedLate => {
                     (self.late, self.passed) = (Some(heard), false);
                     continue;

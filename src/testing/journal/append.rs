@@ -65,8 +65,8 @@ const WRITERS: usize = 32;
 const ROUNDS: usize = 12;
 const AGGREGATES: u64 = 8;
 
-/// What one writer was told.
-type Told = Vec<(String, String, Placed)>;
+/// What was acknowledged to one writer.
+type Appends = Vec<(String, String, Placed)>;
 
 /// 32 writers on 8 aggregates, with wrong expectations, reused ids, events too large and repeats between: the numbers of
 /// every aggregate are 1 to n, each once, and everything acknowledged stands where its answer said.
@@ -77,20 +77,24 @@ pub async fn j1_32_writers_on_8_aggregates_leave_no_gap<H: JournalHarness>(harne
     let writers: Vec<_> = (0..WRITERS)
         .map(|n| tokio::spawn(write_some(Arc::clone(&journals[n % 2]), n, Rng::new(seed + n as u64))))
         .collect();
-    let mut told: BTreeMap<String, Vec<(String, Placed)>> = BTreeMap::new();
+    let mut appended: BTreeMap<String, Vec<(String, Placed)>> = BTreeMap::new();
     for writer in writers {
         for (of, event, placed) in writer.await.expect("a writer ends well") {
-            told.entry(of).or_default().push((event, placed));
+            appended.entry(of).or_default().push((event, placed));
         }
     }
-    let total = told.values().map(Vec::len).sum();
+    let total = appended.values().map(Vec::len).sum();
     println!("{total} events of {WRITERS} writers on {AGGREGATES} aggregates");
     let mut follower = Follower::new(&*journals[0], 50);
     follower.until(total).await;
-    for (of, mut events) in told {
+    for (of, mut events) in appended {
         events.sort_by_key(|(_, placed)| placed.seq);
-        let told: Vec<String> = events.iter().map(|(event, _)| event.clone()).collect();
-        assert_eq!(ids(&journals[1], None, &of).await, told, "{of} has what was acknowledged, in that order");
+        let acknowledged: Vec<String> = events.iter().map(|(event, _)| event.clone()).collect();
+        assert_eq!(
+            ids(&journals[1], None, &of).await,
+            acknowledged,
+            "{of} has what was acknowledged, in that order"
+        );
         let read = follower.events.iter().find(|(key, _)| key.aggregate.as_str() == of).expect("followed").1;
         for ((event, placed), stored) in events.iter().zip(read) {
             assert_eq!((&placed.position, placed.seq), (&stored.position, stored.seq), "{event}");
@@ -98,8 +102,8 @@ pub async fn j1_32_writers_on_8_aggregates_leave_no_gap<H: JournalHarness>(harne
     }
 }
 
-async fn write_some<J: Journal>(journal: Arc<J>, writer: usize, mut rng: Rng) -> Told {
-    let mut told: Told = Vec::new();
+async fn write_some<J: Journal>(journal: Arc<J>, writer: usize, mut rng: Rng) -> Appends {
+    let mut acknowledged: Appends = Vec::new();
     for round in 0..ROUNDS {
         let of = format!("aggregate-{}", rng.below(AGGREGATES));
         let names: Vec<String> = (0..=rng.below(3)).map(|n| format!("e-{writer}-{round}-{n}")).collect();
@@ -111,8 +115,8 @@ async fn write_some<J: Journal>(journal: Arc<J>, writer: usize, mut rng: Rng) ->
                 sent.expected = Expected::Exact(head + 1_000_000);
                 refused(&*journal, &sent, "conflict").await;
             }
-            1 if !told.is_empty() => {
-                let (used_in, used, _) = rng.pick(&told);
+            1 if !acknowledged.is_empty() => {
+                let (used_in, used, _) = rng.pick(&acknowledged);
                 sent.aggregate = aggregate(&used_in);
                 sent.events.push(other(&used));
                 refused(&*journal, &sent, "mismatch").await;
@@ -121,8 +125,8 @@ async fn write_some<J: Journal>(journal: Arc<J>, writer: usize, mut rng: Rng) ->
                 sent.events.push(event("large").payload(vec![7; 2000]));
                 refused(&*journal, &sent, "invalid").await;
             }
-            3 if !told.is_empty() => {
-                let (used_in, used, placed) = rng.pick(&told);
+            3 if !acknowledged.is_empty() => {
+                let (used_in, used, placed) = rng.pick(&acknowledged);
                 let again = put(&*journal, &append(&used_in, Expected::Exact(0), &[&used])).await;
                 assert_eq!(again.placed, [Placed { placing: Placing::Repeat, ..placed }]);
             }
@@ -132,14 +136,14 @@ async fn write_some<J: Journal>(journal: Arc<J>, writer: usize, mut rng: Rng) ->
                 match try_put(&*journal, &sent).await {
                     Ok(appended) => {
                         let placed = names.into_iter().zip(appended.placed);
-                        told.extend(placed.map(|(name, placed)| (of.clone(), name, placed)));
+                        acknowledged.extend(placed.map(|(name, placed)| (of.clone(), name, placed)));
                     }
                     Err(error) => assert!(way == 4 && error.code() == "conflict", "{error}"),
                 }
             }
         }
     }
-    told
+    acknowledged
 }
 
 /// Acknowledged is visible to another opening, by every way of reading.
@@ -176,14 +180,14 @@ pub async fn j1_of_many_appends_one_refused_harms_no_other<H: JournalHarness>(ha
         append("b", Expected::Exact(1), &["b2"]),
     ];
     let answers = journal.append_many(&appends).await.expect("the journal is there");
-    let told: Vec<_> = answers
+    let seqs_of: Vec<_> = answers
         .iter()
         .map(|answer| match answer {
             Ok(appended) => seqs(appended).iter().map(u64::to_string).collect::<Vec<_>>().join(" "),
             Err(error) => error.code().to_owned(),
         })
         .collect();
-    assert_eq!(told, ["1 2", "conflict", "3", "invalid", "mismatch", "invalid", "2", "4", "2"]);
+    assert_eq!(seqs_of, ["1 2", "conflict", "3", "invalid", "mismatch", "invalid", "2", "4", "2"]);
     assert!(answers[6].as_ref().unwrap().is_repeat());
     assert_eq!(ids(&journal, None, "a").await, ["a1", "a2", "a3", "a4"]);
     assert_eq!(ids(&journal, None, "b").await, ["b1", "b2"]);

@@ -1,4 +1,4 @@
-//! Clause 12: bad input is told with a sentence and changes nothing.
+//! Clause 12: bad input is refused with a sentence and changes nothing.
 
 use super::JournalHarness;
 use super::kit::{

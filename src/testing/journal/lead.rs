@@ -330,10 +330,10 @@ pub async fn j10_a_checkpoint_beyond_the_journal_is_refused<H: JournalHarness>(h
         journal.rewind(&relay("main"), &at(&journal, &beyond), None).await.unwrap_err(),
     ] {
         assert_eq!(error.code(), "conflict", "{error}");
-        let told = error.to_string();
+        let message = error.to_string();
         assert!(
-            told.contains(&beyond.to_string()) && told.contains("hapax relay --name main rewind --to"),
-            "{told}"
+            message.contains(&beyond.to_string()) && message.contains("hapax relay --name main rewind --to"),
+            "{message}"
         );
     }
     assert_eq!(journal.relays().await.unwrap(), before);

@@ -192,7 +192,7 @@ pub async fn j11_a_relay_that_is_forgotten_holds_nothing_back<H: JournalHarness>
     assert_eq!(journal.relays().await.unwrap().len(), 2, "it is a relay again");
 }
 
-/// Who leads, and until when, is told; nothing is changed.
+/// Shows who leads and until when; nothing is changed.
 pub async fn j11_a_relay_that_someone_leads_is_not_forgotten<H: JournalHarness>(harness: &H) {
     let journal = open(harness).await;
     let main = crate::id::RelayName::new("main").unwrap();

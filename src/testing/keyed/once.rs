@@ -59,7 +59,7 @@ pub async fn k2_two_tenants_never_meet(harness: &impl KeysHarness) {
             other => panic!("{other:?}"),
         }
     }
-    // Another body under another tenant's key is no mismatch.
+    // Another body under another tenant's key is not a mismatch.
     let other = request_of(Some("third"), "key", "another body");
     assert!(matches!(keys.begin(&other).await.unwrap(), Begun::First(_)));
     // A lease of one tenant settles nothing of another.

@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::{KeysHarness, again, answer, done, first, person, request, request_of, word};
 use crate::error::{Error, Result};
 use crate::keyed::{
-    AfterFailure, Answer, Begin, Begun, Ended, KeyLease, KeyStatus, Keys, ListKeys, RequestFingerprint,
-    RequestParts, Resolution,
+    AfterFailure, Answer, Begin, Begun, Ended, KeyLease, KeyState, KeyStatus, Keys, ListKeys,
+    RequestFingerprint, RequestParts, Resolution,
 };
 
 #[allow(clippy::needless_pass_by_value)] // an answer is looked at once
@@ -134,7 +134,7 @@ pub async fn k7_a_held_key_waits_for_a_person(harness: &impl KeysHarness) {
     harness.advance(Duration::from_hours(24 * 400)).await;
     assert!(matches!(again(&keys, &begin).await, Begun::OutcomeUnknown { .. }));
     let open = keys.list(&ListKeys { open_only: true, ..ListKeys::default() }).await.unwrap();
-    assert_eq!((open.len(), open[0].state, open[0].token), (1, "outcome-unknown", lease.token));
+    assert_eq!((open.len(), open[0].state, open[0].token), (1, KeyState::OutcomeUnknown, lease.token));
     let other = KeyLease { token: crate::ledger::Token(lease.token.0 + 1000), ..lease.clone() };
     assert!(matches!(keys.resolve(&other, &Resolution::Rerun, &person()).await, Err(Error::Conflict { .. })));
     let nobody = crate::keyed::Decided::new(" ", "because");
@@ -182,7 +182,7 @@ pub async fn k7_who_decided_and_why_is_stored(harness: &impl KeysHarness) {
     let entry = keys.entry(None, &begin.key).await.unwrap().unwrap();
     let resolved = entry.resolved.clone().expect("it outlives the next run");
     assert_eq!((resolved.by.as_str(), resolved.reason.as_str()), ("ann", "the provider says so"));
-    assert!(resolved.at <= entry.begun_at && entry.state == "done" && entry.token == next.token);
+    assert!(resolved.at <= entry.begun_at && entry.state == KeyState::Done && entry.token == next.token);
     assert_eq!(keys.list(&ListKeys::default()).await.unwrap(), [entry]);
     assert_eq!(keys.entry(crate::Tenant::new("acme").ok().as_ref(), &begin.key).await.unwrap(), None);
 }
@@ -261,7 +261,10 @@ pub async fn k10_looking_changes_nothing(harness: &impl KeysHarness) {
     let before = keys.list(&ListKeys::default()).await.unwrap();
     assert_eq!(word(&keys, &begin).await, "done");
     assert_eq!(keys.list(&ListKeys::default()).await.unwrap(), before);
-    assert_eq!((before[0].state, before[0].status, before[0].tenant.clone()), ("done", Some(201), None));
+    assert_eq!(
+        (before[0].state, before[0].status, before[0].tenant.clone()),
+        (KeyState::Done, Some(201), None)
+    );
     assert!(before[0].settled_at >= Some(before[0].begun_at));
 }
 
@@ -285,7 +288,7 @@ pub async fn k10_keys_are_listed_in_pages(harness: &impl KeysHarness) {
     let acme = ListKeys { tenant: Some(crate::Tenant::new("acme").ok()), ..ListKeys::default() };
     assert_eq!(keys.list(&acme).await.unwrap().len(), 5);
     let open = ListKeys { open_only: true, ..ListKeys::default() };
-    assert!(keys.list(&open).await.unwrap().iter().all(|entry| entry.state == "running"));
+    assert!(keys.list(&open).await.unwrap().iter().all(|entry| entry.state == KeyState::Running));
 }
 
 pub async fn k10_no_tenant_is_a_tenant_of_its_own(harness: &impl KeysHarness) {
@@ -309,8 +312,8 @@ pub async fn k10_an_answer_says_whose_it_is(harness: &impl KeysHarness) {
     let begin = Begin::new(None, super::key("key"), RequestFingerprint::of(&secret, &parts));
     done(&keys, &begin, "17").await;
     let KeyStatus::Done(got) = keys.get(None, &begin.key).await.unwrap() else { panic!("it is done") };
-    let Begun::Done(told) = again(&keys, &begin).await else { panic!("it is done") };
-    for kept in [got, told] {
+    let Begun::Done(replayed) = again(&keys, &begin).await else { panic!("it is done") };
+    for kept in [got, replayed] {
         assert!(kept.is_of(&secret, Some("ann")));
         assert!(!kept.is_of(&secret, Some("bob")) && !kept.is_of(&secret, None));
     }

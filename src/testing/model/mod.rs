@@ -319,6 +319,7 @@ impl<H: Harness> Pair<'_, H> {
             by: "ada".into(),
             reason: "a model".into(),
             out_of_order: self.rng.chance(50),
+            token: None,
             dry_run: self.rng.chance(20),
         };
         let shape = |result: Result<Intervened>| match result {

@@ -71,12 +71,15 @@ impl Spec {
         }
     }
 
-    fn stale(&mut self, claim: &Claim, told: u64) {
+    fn stale(&mut self, claim: &Claim, answered: u64) {
         let Some(order) = &claim.order else { return };
         let key = (claim.identity.scope.clone(), order.aggregate.clone());
         let last = self.last.get(&key).copied();
-        assert!(last.is_none_or(|last| told >= last), "{key:?}: last seq went from {last:?} to {told}");
-        self.last.insert(key, told);
+        assert!(
+            last.is_none_or(|last| answered >= last),
+            "{key:?}: last seq went from {last:?} to {answered}"
+        );
+        self.last.insert(key, answered);
     }
 
     fn moved(&mut self, claim: &Claim, seq: u64) {

@@ -17,6 +17,7 @@ use crate::journal::{Journal, Stored};
 use crate::records::{Create, Module, ModuleSlug, Payload, Record, Records, Uuid};
 
 mod cases;
+pub mod mutants;
 pub mod reads;
 pub mod writes;
 

@@ -44,14 +44,14 @@ pub async fn r6_an_unknown_module_is_not_found_and_not_made(harness: &impl Recor
     let unknown = ModuleSlug::new(format!("no_{}", &Uuid::new_v4().simple().to_string()[..12])).unwrap();
     let first = Create::new(unknown.clone(), payload("{}"));
     let id = first.id;
-    let told = [
+    let errors = [
         records.create(&first).await.unwrap_err(),
         records.update(&Update::new(unknown.clone(), id, 1, payload("{}"))).await.unwrap_err(),
         records.delete(&Delete::new(unknown.clone(), id, 1)).await.unwrap_err(),
         records.get(None, &unknown, id).await.unwrap_err(),
         records.list(&List::new(unknown.clone())).await.unwrap_err(),
     ];
-    for error in told {
+    for error in errors {
         assert!(error.code() == "not-found" && error.to_string().contains(unknown.as_str()), "{error}");
     }
     assert!(harness.modules().await.iter().all(|module| module.slug != unknown));
@@ -141,6 +141,7 @@ pub async fn r8_payloads_come_back_as_they_were(harness: &impl RecordsHarness) {
         r#"{"text": "\" \\ / \n \u001f é 😀 \ud83d\ude00", "": null, "b": [true, false, [], {}]}"#,
         r#"{"z": 1, "a": {"z": -0.5, "a": [1, 2.50, 100000000000000000000]}}"#,
         r#"{"'; drop table x; --": "$1 {s} %I"}"#,
+        &format!("{}1{}", r#"{"a":"#.repeat(127), "}".repeat(127)), // as deep as a payload may be
     ] {
         let first = create(harness, json);
         let created = records.create(&first).await.unwrap();
@@ -189,12 +190,12 @@ pub async fn r9_bad_input_is_refused_with_a_sentence(harness: &impl RecordsHarne
     let upper = "0190D3A0-5B7E-7C3A-9F51-2F6F1F3B7C10";
     for bad in ["acme", upper, "0190d3a05b7e7c3a9f512f6f1f3b7c10", &Uuid::nil().to_string()] {
         let of = Some(Tenant::new(bad).unwrap());
-        let told = [
+        let errors = [
             records.create(&create(harness, "{}").tenant(of.clone())).await.unwrap_err(),
             records.get(of.as_ref(), &module, Uuid::now_v7()).await.unwrap_err(),
             records.list(&List::new(module.clone()).tenant(of.clone())).await.unwrap_err(),
         ];
-        for error in told {
+        for error in errors {
             assert!(matches!(&error, Error::Invalid { what: "tenant", .. }), "{bad}: {error}");
             assert!(error.to_string().contains("UUID"), "{error}");
         }

@@ -29,7 +29,7 @@ pub async fn r1_a_write_and_its_event_are_one(harness: &impl RecordsHarness) {
     let gone = records.delete(&delete(&created, 2).tenant(Some(of.clone()))).await.unwrap();
     assert_eq!((gone.seq, gone.payload.as_str()), (3, r#"{"n":2}"#));
     let events = events(harness, Some(&of), created.id).await;
-    let told: Vec<_> = events
+    let seen: Vec<_> = events
         .iter()
         .map(|stored| {
             let payload: serde_json::Value = serde_json::from_slice(&stored.event.payload).unwrap();
@@ -53,7 +53,7 @@ pub async fn r1_a_write_and_its_event_are_one(harness: &impl RecordsHarness) {
         (2, "record.updated".to_owned(), with(&updated, serde_json::json!({"n": 2}))),
         (3, "record.deleted".to_owned(), name(&gone)),
     ];
-    assert_eq!(told, wanted);
+    assert_eq!(seen, wanted);
 }
 
 pub async fn r1_a_rollback_leaves_neither_record_nor_event(harness: &impl RecordsHarness) {
@@ -80,9 +80,9 @@ pub async fn r1_a_record_follows_its_aggregate_if_others_append(harness: &impl R
     assert_eq!(gone.seq, 4);
 }
 
-/// The id of an event follows from the record. Somebody who takes it first, where ids that are used
-/// twice are only warned about, must not give the record a seq of his.
-/// Else whoever may append to the journal could take the id first, and the record could not be made.
+/// The id of an event is random and does not follow from the record. Else whoever may append to the journal
+/// could take the id first, and the record could not be made; or, where ids that are used twice are only
+/// warned about, it would get the seq of that other event.
 pub async fn r1_the_id_of_an_event_cannot_be_foretold(harness: &impl RecordsHarness) {
     let records = harness.open().await;
     let first = create(harness, "{}");

@@ -288,7 +288,7 @@ async fn everything_has_a_limit() {
 }
 
 #[tokio::test]
-async fn bad_input_is_told_in_a_sentence_and_nothing_is_sent() {
+async fn bad_input_is_refused_with_a_sentence_and_nothing_is_sent() {
     let service = Service::start().await;
     let client = client_of(service.address, settings());
     for module in ["", "Orders", "../keys", "a/b", "1a", &"m".repeat(49)] {

@@ -100,7 +100,7 @@ async fn t216_the_names_of_fields_forge_no_line_of_the_log() {
     let forged = r#"{"a": 1, "\n2026-03-04 ERROR forged \u001b[2J": 2}"#;
     assert_eq!(send(&app, order("key", forged)).await.code(), "key-mismatch");
     let lines = lines.0.lock().unwrap();
-    assert!(lines.contains("forged"), "it is told: {lines}");
+    assert!(lines.contains("forged"), "it is logged: {lines}");
     assert!(!lines.contains(['\n', '\u{1b}']), "{lines:?}");
 }
 

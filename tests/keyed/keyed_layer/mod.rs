@@ -313,7 +313,7 @@ async fn t108_only_definite_answers_are_kept() {
 }
 
 #[tokio::test]
-async fn t109_bad_requests_are_told_in_a_sentence_and_change_nothing() {
+async fn t109_bad_requests_are_refused_with_a_sentence_and_change_nothing() {
     for shop in shops(Duration::ZERO).await {
         let bare = || Request::post("/orders");
         let long = "k".repeat(256);
@@ -390,7 +390,7 @@ async fn t04_equal_keys_of_two_tenants_never_meet() {
     }
 }
 
-/// A key that is used for another request is refused, without a word of the stored answer; which field differs is told
+/// A key that is used for another request is refused, without a word of the stored answer; which field differs is named
 /// only to whom the key belongs, and only where that is wanted.
 #[tokio::test]
 async fn t05_reused_key_with_another_body_is_refused() {

@@ -371,9 +371,9 @@ async fn t130_a_stopped_process_that_goes_on_late_changes_nothing() {
         run(&pool, format!("insert into {schema}.notes values ('end')")).await;
         signal(&child, "-CONT");
         until("it has answered", async || !notes("status%").await.is_empty()).await;
-        let told = notes("status%").await;
+        let notes_found = notes("status%").await;
         let refusals = ["status 409", "status 500", "status 503", "status 504"];
-        assert!(refusals.contains(&told.as_str()), "{mode}: {told}");
+        assert!(refusals.contains(&notes_found.as_str()), "{mode}: {notes_found}");
         assert!(child.wait().await.unwrap().success());
         let again = send(&app, order("key", "book")).await;
         assert_eq!((&again.body, again.replayed()), (&got.body, true), "{mode}");

@@ -1,4 +1,4 @@
-//! What a layer can be told, and what it refuses to be told.
+//! Which settings a layer takes, and which it refuses.
 #![allow(clippy::wildcard_imports, reason = "the same kit")]
 
 use std::sync::Mutex;
@@ -20,7 +20,7 @@ async fn t270_times_that_are_too_long_or_too_short_are_bounded() {
         let file = sqlite_keys(&dir.path().join(format!("shop-{n}.db")));
         let app = sqlite_app(KeyedLayer::new(file).transactional().wait(time).timeout(time));
         let got = send(&app, order("key", "book")).await;
-        // A millisecond may not be enough for the handler; then that is what is told.
+        // A millisecond may not be enough for the handler; then that is the answer.
         let late = || ["handler-failed", "handler-timeout", "contended"].contains(&got.code().as_str());
         assert!(got.status == 201 || (time.is_zero() && late()), "{time:?}: {got:?}");
     }
@@ -71,7 +71,7 @@ impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Warnings {
 /// A handler behind a transactional layer that does not take its transaction: what it does elsewhere is not protected.
 /// The log says so, once.
 #[tokio::test]
-async fn t273_a_handler_that_does_not_take_its_transaction_is_told() {
+async fn t273_a_handler_that_does_not_take_its_transaction_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let keys = sqlite_keys(&dir.path().join("shop.db"));
     let lines = Warnings::default();
@@ -83,15 +83,15 @@ async fn t273_a_handler_that_does_not_take_its_transaction_is_told() {
     // A line that another test's thread has met first is remembered as one that nobody listens to.
     assert_eq!(send(&does_not(), order("not-1", "book")).await.status, 201);
     tracing::callsite::rebuild_interest_cache();
-    let told = || {
+    let warnings = || {
         lines.0.lock().unwrap().iter().filter(|line| line.contains("does not take its transaction")).count()
     };
-    let (before, app) = (told(), does_not());
+    let (before, app) = (warnings(), does_not());
     assert!(before <= 1, "only the second layer may have said so");
     assert_eq!(send(&app, order("refused", "refuse")).await.status, 422);
-    assert_eq!(told(), before, "a refusal has nothing to protect");
+    assert_eq!(warnings(), before, "a refusal has nothing to protect");
     for name in ["not-2", "not-3"] {
         assert_eq!(send(&app, order(name, "book")).await.status, 201);
-        assert_eq!(told(), before + 1, "{name}");
+        assert_eq!(warnings(), before + 1, "{name}");
     }
 }

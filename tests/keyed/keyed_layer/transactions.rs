@@ -162,7 +162,7 @@ async fn t266_a_statement_that_begins_after_the_limit_is_ended() {
     let dir = tempfile::tempdir().unwrap();
     let keys = sqlite_keys(&dir.path().join("shop.db"));
     let (go, wait) = std::sync::mpsc::channel::<()>();
-    let (ended, told) = tokio::sync::oneshot::channel();
+    let (ended, ending) = tokio::sync::oneshot::channel();
     let once = Arc::new(std::sync::Mutex::new(Some((wait, ended))));
     let late = move |mut tx: KeyedSqlite| {
         let (wait, ended) = once.lock().unwrap().take().unwrap();
@@ -183,7 +183,7 @@ async fn t266_a_statement_that_begins_after_the_limit_is_ended() {
     let got = send(&app, order("key", "x")).await;
     assert!(got.status >= 500, "{got:?}");
     go.send(()).unwrap();
-    let endless = tokio::time::timeout(PATIENCE, told).await.expect("it is ended").unwrap();
+    let endless = tokio::time::timeout(PATIENCE, ending).await.expect("it is ended").unwrap();
     assert!(endless.is_err_and(|error| error.contains("interrupted")));
     // The writer is there for others.
     let app = sqlite_app(KeyedLayer::new(keys).transactional());

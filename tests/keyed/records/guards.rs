@@ -23,7 +23,7 @@ async fn t146_no_write_gets_past_the_seq_and_the_journal() {
     let of = Some(tenant(0xa));
     let record = records.create(&create(&harness, r#"{"n":1}"#).tenant(of.clone())).await.unwrap();
     let table = format!("module_{}.records", harness.slug);
-    let told = tenant_is(0xa);
+    let statement = tenant_is(0xa);
     for (role, pool) in [(OWNER, &harness.owner), (APP, &harness.app)] {
         for (sql, says) in [
             (format!("update {table} set payload = '{{}}'"), "raise its seq"),
@@ -41,7 +41,7 @@ async fn t146_no_write_gets_past_the_seq_and_the_journal() {
             ),
         ] {
             let mut tx = pool.begin().await.unwrap();
-            sqlx::raw_sql(sqlx::AssertSqlSafe(told.clone())).execute(&mut *tx).await.unwrap();
+            sqlx::raw_sql(sqlx::AssertSqlSafe(statement.clone())).execute(&mut *tx).await.unwrap();
             let refused = sqlx::raw_sql(sqlx::AssertSqlSafe(sql.clone())).execute(&mut *tx).await;
             let refused = refused.expect_err(&sql).to_string();
             assert!(refused.contains(says), "{role}: {sql}: {refused}");
@@ -57,7 +57,7 @@ async fn t146_no_write_gets_past_the_seq_and_the_journal() {
             record.id,
             tenant(0xa)
         );
-        assert_eq!(raw(&harness.app, &[&told, &again]).await.unwrap_err(), "P0001", "seq {seq}");
+        assert_eq!(raw(&harness.app, &[&statement, &again]).await.unwrap_err(), "P0001", "seq {seq}");
     }
     assert_eq!(records.create(&create(&harness, "{}").id(record.id).tenant(of)).await.unwrap().seq, 3);
 }
@@ -275,9 +275,9 @@ async fn t147_a_module_whose_protection_was_changed_is_named_and_refused() {
         );
         let started = harness.open().await;
         let refused = started.get(None, &harness.slug, record.id).await.unwrap_err();
-        let told = refused.to_string();
-        assert!(matches!(refused, Error::Refused { .. }), "{told}");
-        assert!(told.contains(says) && told.contains(harness.slug.as_str()), "{told}");
+        let message = refused.to_string();
+        assert!(matches!(refused, Error::Refused { .. }), "{message}");
+        assert!(message.contains(says) && message.contains(harness.slug.as_str()), "{message}");
         let refused = started.create(&create(&harness, "{}")).await.unwrap_err();
         assert_eq!(refused.code(), "refused", "{away}: {refused}");
         run(&harness.owner, back).await;
@@ -303,12 +303,12 @@ async fn t204_a_broken_module_takes_no_other_with_it() {
     let records = harness.open().await;
     assert_eq!(records.create(&create(&harness, "{}")).await.unwrap().seq, 1);
     for slug in [&broken, &stray] {
-        let told = [
+        let errors = [
             records.create(&Create::new(slug.clone(), payload("{}"))).await.unwrap_err(),
             records.list(&List::new(slug.clone())).await.unwrap_err(),
             records.check_module(slug).await.unwrap_err(),
         ];
-        for error in told {
+        for error in errors {
             assert!(error.code() == "refused" && error.to_string().contains(slug.as_str()), "{error}");
         }
     }

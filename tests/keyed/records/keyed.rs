@@ -190,7 +190,7 @@ async fn t150_a_keyed_write_killed_anywhere_is_written_once() {
     for (write, left, events) in writes {
         for (point, done) in points {
             let case = format!("{write} at {point}");
-            let told = |got: &Got| {
+            let check = |got: &Got| {
                 assert_eq!(
                     (got.status, got.replayed()),
                     (if done { 200 } else { 201 }, done),
@@ -205,7 +205,7 @@ async fn t150_a_keyed_write_killed_anywhere_is_written_once() {
             die_at(point, TEST, "sqlite", &format!("{} {slug} {body}", file.display())).await;
             let (app, records) = sqlite_app(&file, &slug).await;
             let got = posted(&app, "key", &body).await;
-            told(&got);
+            check(&got);
             let wanted = Wanted { left, events, body: &got.body, case: &case };
             written_once(&records, records.journal(), &slug, &wanted).await;
 
@@ -214,7 +214,7 @@ async fn t150_a_keyed_write_killed_anywhere_is_written_once() {
             let body = body_of(write, &records, &harness.slug).await;
             die_at(point, TEST, "postgres", &format!("{} {} {body}", harness.schema, harness.slug)).await;
             let got = posted(&app, "key", &body).await;
-            told(&got);
+            check(&got);
             let wanted = Wanted { left, events, body: &got.body, case: &case };
             written_once(&records, records.journal(), &harness.slug, &wanted).await;
         }

@@ -40,10 +40,10 @@ fn fresh_slug() -> ModuleSlug {
 }
 
 /// A fresh file.
-struct SqliteRecordsHarness(tempfile::TempDir, ModuleSlug);
+pub struct SqliteRecordsHarness(tempfile::TempDir, ModuleSlug);
 
 impl SqliteRecordsHarness {
-    async fn new() -> Self {
+    pub async fn new() -> Self {
         let harness = SqliteRecordsHarness(tempfile::tempdir().unwrap(), fresh_slug());
         assert!(harness.make(&harness.1).await);
         harness

@@ -7,16 +7,18 @@ use hapax::Error;
 use hapax::backend::Migrate;
 use hapax::backend::postgres::{PgJournal, PgKeys, PgModules, PgRecords};
 use hapax::keyed::{Begin, Begun, KeyStatus, KeySweep, Keys, ListKeys, RETENTION};
-use hapax::records::{Create, Modules as _, Records as _, Roles, Update};
+use hapax::records::{Create, Delete, Modules as _, Records as _, Roles, Update, Uuid};
 use hapax::testing::keyed::{answer, key, request_of};
 use hapax::testing::records::{RecordsHarness as _, create, payload, tenant};
 use sqlx::PgPool;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use super::{
     APP, MAINTENANCE, OWNER, PgRecordsHarness, fresh_slug, pg_journal_settings, pg_keys, pg_records, pool_of,
     raw, records_settings, tenant_is,
 };
-use crate::support::postgres::{ask, fresh_schema, run};
+use crate::support::postgres::{ask, fresh_schema, run, until, url};
+use crate::support::proxy::Proxy;
 
 const SECRET: &str = "the-secret-of-a";
 
@@ -43,7 +45,7 @@ async fn t142_raw_sql_of_the_app_role_sees_no_row_of_another_tenant() {
     let own = format!("select * from {}", tables[0]);
     let shown = raw(&app, &[&tenant_is(0xa), &own]).await.unwrap();
     assert!(shown.len() == 1 && shown[0].contains(SECRET), "its own: {shown:?}");
-    let told = [
+    let statements = [
         "select 1".to_owned(),
         tenant_is(0xb),
         "select set_config('hapax.tenant', '', true)".to_owned(),
@@ -51,23 +53,23 @@ async fn t142_raw_sql_of_the_app_role_sees_no_row_of_another_tenant() {
         format!("select set_config('hapax.tenant', '{}'' or true --', true)", tenant(0xa)),
         "select set_config('hapax.maintenance', 'on', true)".to_owned(),
     ];
-    for told in &told {
+    for statements in &statements {
         for table in &tables {
-            let count = raw(&app, &[told, &format!("select * from {table}")]).await.unwrap();
-            assert!(count.is_empty(), "{told} on {table}: {count:?}");
-            let gone = raw(&app, &[told, &format!("delete from {table}")]).await;
+            let count = raw(&app, &[statements, &format!("select * from {table}")]).await.unwrap();
+            assert!(count.is_empty(), "{statements} on {table}: {count:?}");
+            let gone = raw(&app, &[statements, &format!("delete from {table}")]).await;
             assert!(
                 gone.as_ref().is_ok_and(|rows| rows == &["0 rows"]) || gone == Err("42501".into()),
                 "{gone:?}"
             );
         }
         let changed = format!("update module_{slug}.records set seq = seq + 1");
-        assert_eq!(raw(&app, &[told, &changed]).await.unwrap(), ["0 rows"], "{told}");
+        assert_eq!(raw(&app, &[statements, &changed]).await.unwrap(), ["0 rows"], "{statements}");
         let changed = format!("update {schema}.keys set body = null");
-        assert_eq!(raw(&app, &[told, &changed]).await.unwrap(), ["0 rows"], "{told}");
+        assert_eq!(raw(&app, &[statements, &changed]).await.unwrap(), ["0 rows"], "{statements}");
         let reads =
             format!("select * from {schema}.record_get('{slug}', '{}', '{}')", tenant(0xb), record.id);
-        assert!(raw(&app, &[told, &reads]).await.unwrap().is_empty());
+        assert!(raw(&app, &[statements, &reads]).await.unwrap().is_empty());
     }
     // Nothing can be put into the other's data, nor moved there.
     for foreign in [
@@ -118,6 +120,68 @@ async fn t140_a_tenant_of_an_earlier_transaction_is_unset_again() {
             assert!(raw(&app, &[&all]).await.unwrap().is_empty(), "unset sees nothing: {table}");
         }
     }
+}
+
+/// What a service and its database say to each other about a record does not depend on whether another tenant has one
+/// of that id: the answers are the same, byte for byte.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t274_another_tenants_record_changes_nothing_that_can_be_seen() {
+    let harness = PgRecordsHarness::new().await;
+    let sound = harness.open().await;
+    let proxy = Proxy::new(&url()).await;
+    let options: PgConnectOptions = proxy.url(&url()).parse().unwrap();
+    let pool = PgPoolOptions::new()
+        .max_connections(1)
+        .connect_with(options.username(APP).database(super::DATABASE))
+        .await
+        .unwrap();
+    let records = pg_records(&pool, &harness.schema).await;
+    let (slug, umbrella) = (harness.slug.clone(), tenant(0xb));
+    let owned = async || {
+        let record = create(&harness, r#"{"n":1}"#).tenant(Some(tenant(0xa)));
+        sound.create(&record).await.unwrap();
+        record.id
+    };
+    // An id that nobody has, one that another tenant has, and one that the other has deleted.
+    let deleted = async || {
+        let id = owned().await;
+        sound.delete(&Delete::new(slug.clone(), id, 1).tenant(Some(tenant(0xa)))).await.unwrap();
+        id
+    };
+    let seen = async |id: Uuid| {
+        let mut seen = Vec::new();
+        for what in ["update", "delete", "create", "create again"] {
+            until("the connection is idle", async || pool.num_idle() == 1).await;
+            let before = proxy.carried();
+            let said = match what {
+                "update" => {
+                    let update = Update::new(slug.clone(), id, 1, payload(r#"{"n":2}"#));
+                    records.update(&update.tenant(Some(umbrella.clone()))).await
+                }
+                "delete" => {
+                    records.delete(&Delete::new(slug.clone(), id, 1).tenant(Some(umbrella.clone()))).await
+                }
+                _ => {
+                    records
+                        .create(&create(&harness, r#"{"n":3}"#).id(id).tenant(Some(umbrella.clone())))
+                        .await
+                }
+            };
+            until("the connection is idle", async || pool.num_idle() == 1).await;
+            let after = proxy.carried();
+            let said = said
+                .map(|record| record.seq)
+                .map_err(|error| (error.code(), error.to_string().replace(&id.to_string(), "ID")));
+            seen.push((what, said, after.0 - before.0, after.1 - before.1));
+        }
+        seen
+    };
+    seen(Uuid::now_v7()).await; // statements are prepared once
+    let expected = seen(Uuid::now_v7()).await;
+    let codes: Vec<_> = expected.iter().map(|(_, said, ..)| said.clone().map_err(|(code, _)| code)).collect();
+    assert_eq!(codes, [Err("not-found"), Err("not-found"), Ok(1), Err("conflict")]);
+    assert_eq!(seen(owned().await).await, expected, "another tenant has it");
+    assert_eq!(seen(deleted().await).await, expected, "another tenant had it");
 }
 
 /// The functions for keys show a tenant what is its own, also if the transaction was told another one.
@@ -196,9 +260,9 @@ async fn t145_a_role_that_bypasses_row_security_is_refused() {
     let admin = pool_of("postgres", 2).await;
     let journal = PgJournal::with_pool(admin, pg_journal_settings(&harness.schema)).await.unwrap();
     let refused = PgRecords::open(&journal, records_settings()).await.unwrap_err();
-    let told = refused.to_string();
-    assert!(matches!(refused, Error::Refused { .. }) && told.contains("postgres"), "{told}");
-    assert!(told.contains("accept_bypass") && told.contains("bypasses row security"), "{told}");
+    let message = refused.to_string();
+    assert!(matches!(refused, Error::Refused { .. }) && message.contains("postgres"), "{message}");
+    assert!(message.contains("accept_bypass") && message.contains("bypasses row security"), "{message}");
     let mut accepted = records_settings();
     accepted.accept_bypass = true;
     let records = PgRecords::open(&journal, accepted).await.unwrap();

@@ -71,6 +71,7 @@ CODES = frozenset(
         "forbidden",
         "handler-failed",
         "handler-timeout",
+        "head-too-large",
         "host-forbidden",
         "internal",
         "invalid",
@@ -512,7 +513,7 @@ class EventAnswer(_EventAnswer, total=False):
     payload: Any
     """Its content, if it is JSON."""
     payload_base64: Union[str, None]
-    """Its content in base64, if it is no JSON."""
+    """Its content in base64, if it is not JSON."""
     tenant: Union[str, None]
     """Whose data it is."""
     time: Union[str, None]
@@ -535,7 +536,7 @@ class EventBody(_EventBody, total=False):
     """Its content: any JSON, also `null`. An update or delete command (`metadata.kind` is `command`) must say
     which seq it expects."""
     payload_base64: Union[str, None]
-    """Its content in base64, if it is no JSON."""
+    """Its content in base64, if it is not JSON."""
     time: Union[str, None]
     """When it happened (RFC 3339)."""
 
@@ -558,6 +559,29 @@ ExpectedBody = Union[int, "ExpectedWord"]
 
 ExpectedWord = Literal["new", "any"]
 """What an append expects, in a word."""
+
+
+class _ExplainAnswer(TypedDict):
+    asked_at: str
+    """When the stores were asked."""
+    not_recorded: str
+    """What is not recorded, in a sentence."""
+    of: dict[str, Any]
+    """What it is about: `event`, `key` or `aggregate`, with its name."""
+    scopes: list[dict[str, Any]]
+    """How each scope stands with the aggregate."""
+    steps: list[dict[str, Any]]
+    """What happened and how it stands, in order: `at`, `layer`, `name` (the scope or the relay), `event`,
+    `seq`, `what` and `facts`."""
+    stores: list[dict[str, Any]]
+    """What stores said besides: `store`, `message` and whether it was `unreachable`."""
+
+
+class ExplainAnswer(_ExplainAnswer, total=False):
+    """The history of an event, of a keyed write or of an aggregate."""
+
+    tenant: Union[str, None]
+    """Whose data."""
 
 
 class _ExtendBody(TypedDict):
@@ -760,29 +784,6 @@ class LagAnswer(TypedDict):
     """The scope, after which its group is named unless configured otherwise."""
 
 
-class _LifeAnswer(TypedDict):
-    asked_at: str
-    """When the stores were asked."""
-    not_recorded: str
-    """What is not recorded, in a sentence."""
-    of: dict[str, Any]
-    """What it is about: `event`, `key` or `aggregate`, with its name."""
-    scopes: list[dict[str, Any]]
-    """How each scope stands with the aggregate."""
-    steps: list[dict[str, Any]]
-    """What happened and how it stands, in order: `at`, `layer`, `name` (the scope or the relay), `event`,
-    `seq`, `what` and `facts`."""
-    stores: list[dict[str, Any]]
-    """What stores said besides: `store`, `message` and whether it was `unreachable`."""
-
-
-class LifeAnswer(_LifeAnswer, total=False):
-    """The life of an event, of a keyed write or of an aggregate."""
-
-    tenant: Union[str, None]
-    """Whose data."""
-
-
 class _ListAnswer(TypedDict):
     records: list[RecordBody]
     """The records, by id."""
@@ -849,6 +850,7 @@ class OverviewAnswer(_OverviewAnswer, total=False):
     server."""
     journal: Union[JournalStats, None]
     keys: Union[KeysOverview, None]
+    prevented: Union[PreventedOverview, None]
     read_model: Union[ReadModelOverview, None]
     relay: Union[RelayStats, None]
     relay_state: Union[str, None]
@@ -889,8 +891,23 @@ class PlacedAnswer(_PlacedAnswer, total=False):
     original: Union[EventAnswer, None]
 
 
+class PreventedOverview(TypedDict):
+    """Effects that were not done twice, of the last seven days."""
+
+    count: int
+    """How many."""
+    layers: dict[str, Any]
+    """How many, by layer: `keys`, `window` and `claims`."""
+    since: str
+    """The first of these days (UTC)."""
+    value: str
+    """The sum of their values, an exact decimal."""
+    valued: int
+    """How many had a value (`ledger.value`)."""
+
+
 class PreviewAnswer(TypedDict):
-    """What a redrive would do."""
+    """What would be done."""
 
     events: list[PreviewedEvent]
     """Each event, in the order in which they would run."""
@@ -904,7 +921,7 @@ class _PreviewBody(TypedDict):
 
 
 class PreviewBody(_PreviewBody, total=False):
-    """Which dead letters a redrive is meant for."""
+    """Which events are meant, and what for."""
 
     aggregate: Union[str, None]
     """Only of this aggregate."""
@@ -913,12 +930,19 @@ class PreviewBody(_PreviewBody, total=False):
     out_of_order: bool
     """Also events whose aggregate has moved past them. They then run without order."""
     pattern: Union[str, None]
-    """Only those whose reason has this pattern, as `GET /v1/dead/groups` says it."""
+    """Only dead letters whose reason has this pattern, as `GET /v1/dead/groups` says it."""
     tenant: Union[str, None]
     """Whose data, for those who see all tenants; unset: the caller's."""
+    what: PreviewWhat
+    """What would be done (`redrive` unless set)."""
+
+PreviewWhat = Literal["redrive", "drop", "resume", "skip"]
+"""What is previewed."""
 
 
 class _PreviewedEvent(TypedDict):
+    changes: bool
+    """Whether anything would change."""
     id: str
     """The event."""
     outcome: str
@@ -926,11 +950,13 @@ class _PreviewedEvent(TypedDict):
     runs: bool
     """Whether it would run again."""
     token: int
-    """Its token. Send it with the redrive: an event that has changed since is left as it is."""
+    """Its token. Send it with the request: an event that has changed since is left as it is."""
+    what: str
+    """What would be done: `redrive`, `retry`, `drop` or `skip`."""
 
 
 class PreviewedEvent(_PreviewedEvent, total=False):
-    """What a redrive would do to one event."""
+    """What would be done to one event."""
 
     aggregate: Union[str, None]
     """Its aggregate."""
@@ -1153,6 +1179,8 @@ class ScopeAnswer(_ScopeAnswer, total=False):
 
 
 class _SessionAnswer(TypedDict):
+    demo: bool
+    """Whether this is the page of `hapax demo`, which has buttons of its own."""
     local: bool
     """Whether the server asks for no token, because there is none and only this machine can call."""
     role: str
@@ -1237,7 +1265,7 @@ class StoredAnswer(_StoredAnswer, total=False):
     body: Union[str, None]
     """Its body, if it is text."""
     body_base64: Union[str, None]
-    """Its body in base64, if it is no text."""
+    """Its body in base64, if it is not text."""
 
 
 class TallyAnswer(TypedDict):
@@ -1347,6 +1375,8 @@ class WaitingAnswer(TypedDict):
 
 
 class _WeekAnswer(TypedDict):
+    entries: int
+    """How many entries it has."""
     week: str
     """The Monday on which it begins; `timeless` is that of ids without a time, which go one by one."""
 
@@ -1354,6 +1384,8 @@ class _WeekAnswer(TypedDict):
 class WeekAnswer(_WeekAnswer, total=False):
     """A week of the ledger."""
 
+    bytes: Union[int, None]
+    """What they and their index occupy, if the store can tell."""
     drops_after: Union[str, None]
     """It goes with the first sweep after this time, unless something in it was settled later."""
     ends_at: Union[str, None]

@@ -72,8 +72,8 @@ class Base:
         return NoAnswer(f"there was no answer ({type(error).__name__}: {visible(str(error))})", in_doubt, error)
 
     def _too_large(self) -> NoAnswer:
-        told = f"the answer has more than {self.settings.answer_bytes_max} bytes (answer_bytes_max)"
-        return NoAnswer(told, True, too_large=True)
+        message = f"the answer has more than {self.settings.answer_bytes_max} bytes (answer_bytes_max)"
+        return NoAnswer(message, True, too_large=True)
 
 
 def _server(url: str) -> str:

@@ -77,7 +77,7 @@ def claim(request: ClaimRequest) -> Call[Union[Grant, NotClaimed]]:
             odd(f"the answer has an outcome that this client does not know: {outcome!r}")
         lease, token = answer.get("lease_ms"), answer["token"]
         if isinstance(token, bool) or not isinstance(token, int):
-            odd("the answer's token is no number")
+            odd("the answer's token is not a number")
         return Grant(
             token=token,
             attempt=answer.get("attempt", 1),

@@ -242,6 +242,6 @@ _SETTLED = (Conflict, Mismatch)
 
 
 def error_of(problem: Problem, doubt: bool, conflict_in_doubt: bool) -> HapaxError:
-    """The meaning of a problem that is no reason to try again."""
+    """The meaning of a problem that is not a reason to try again."""
     kind = _BY_CODE.get(problem.code, Refused)
     return kind(problem, doubt and (conflict_in_doubt or kind not in _SETTLED))

@@ -68,7 +68,7 @@ class Call(Generic[T]):
     """In words, for errors: `creating a record of orders`."""
     route: Route
     read: Callable[[Reply], T]
-    """Makes the value of a success; raises `Odd` if it is no answer to this."""
+    """Makes the value of a success; raises `Odd` if it does not answer this."""
     path: Mapping[str, str] = field(default_factory=dict)
     query: Mapping[str, Any] = field(default_factory=dict)
     body: Optional[bytes] = None
@@ -292,5 +292,5 @@ def _judge(answer: Answer, settings: ClientSettings) -> _Judged:
 
 
 def odd(said: str) -> NoReturn:
-    """It is no answer to this call, so the call is repeated."""
+    """It does not answer this call, so the call is repeated."""
     raise Odd(said)

@@ -93,14 +93,14 @@ class JournalEvent:
     at: str
     """When it was stored."""
     payload_json: Optional[str]
-    """Its content as JSON text; numbers have all their digits. `None` if it is no JSON."""
+    """Its content as JSON text; numbers have all their digits. `None` if it is not JSON."""
     payload_bytes: bytes
     """Its content, to the byte."""
     headers: list[tuple[str, bytes]] = field(default_factory=list)
 
     @cached_property
     def payload(self) -> Any:
-        """Its content as a value; `None` if it is no JSON."""
+        """Its content as a value; `None` if it is not JSON."""
         return None if self.payload_json is None else text.loads(self.payload_json)
 
 

@@ -25,7 +25,7 @@ class RawJson:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def loads(text: str) -> Any:
@@ -51,7 +51,7 @@ def dumps(what: str, value: Any) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise Invalid(what, "it has half of a surrogate pair, which is no character") from None
+        raise Invalid(what, "it has half of a surrogate pair, which is not a character") from None
     return text
 
 
@@ -68,7 +68,7 @@ def check_name(what: str, text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise Invalid(what, "it has half of a surrogate pair, which is no character") from None
+        raise Invalid(what, "it has half of a surrogate pair, which is not a character") from None
     return text
 
 

@@ -15,9 +15,10 @@ use tokio::time::Instant;
 use super::connect::{self, Connect, PAUSE};
 use super::connector::{self, Properties};
 use super::streams::{self, Watch};
+use super::{ApplyArgs, RemoveArgs};
 use crate::cli::Global;
 use crate::failure::{self, Failure};
-use crate::{open, print};
+use crate::{open, print, who};
 
 /// How long a slot is waited for that its reader has just left.
 const LEAVES: Duration = Duration::from_secs(60);
@@ -31,7 +32,8 @@ pub(super) async fn database(config: &Config) -> Result<PgCdc, Failure> {
 /// is known to Connect alone, the journal's role may do.
 async fn database_of_debezium(config: &Config) -> Result<PgCdc, Failure> {
     let ((name, url), timeout) = (config.cdc_database_url(), config.journal_settings().acquire_timeout);
-    let mut url = Url::parse(url).map_err(|error| Failure::config(format!("{name} is no URL: {error}")))?;
+    let mut url =
+        Url::parse(url).map_err(|error| Failure::config(format!("{name} is not a URL: {error}")))?;
     let password = &config.cdc.password;
     if url.password().is_none() && !password.is_empty() {
         if connector::is_reference(password) {
@@ -69,22 +71,16 @@ pub async fn config(config: &Config, with: &[(String, String)]) -> Result<u8, Fa
     Ok(0)
 }
 
-pub async fn apply(
-    global: &Global,
-    config: &Config,
-    with: &[(String, String)],
-    create: Option<i32>,
-    wait: Duration,
-) -> Result<u8, Failure> {
+pub async fn apply(global: &Global, config: &Config, args: &ApplyArgs) -> Result<u8, Failure> {
     let connect = connect(config)?;
     let (cdc, topic) = (database(config).await?, &config.cdc.topic);
-    let properties = properties(config, &cdc, with).await?;
+    let properties = properties(config, &cdc, &args.config.with).await?;
     if connect.debezium().await?.is_none() {
-        let told = format!(
+        let message = format!(
             "this Kafka Connect has no Debezium for PostgreSQL ({}): add it to plugin.path",
             connector::CLASS
         );
-        return Err(Failure::dependency("unavailable", told));
+        return Err(Failure::dependency("unavailable", message));
     }
     // Nothing is made that could not work.
     let findings = cdc.check(&config.cdc.slot, &endpoint(config)?.user).await?;
@@ -96,13 +92,15 @@ pub async fn apply(
     if !refusals.is_empty() {
         return Err(Failure::new(failure::BROKEN_PROMISE, "refused", refusals.join("; ")));
     }
-    let bus = open::bus_with(config, topic, create).await?;
+    let details = format!("slot {}, topic {topic}", config.cdc.slot);
+    who::acts(config, &args.by, "cdc.apply", &config.cdc.connector, &details).await?;
+    let bus = open::bus_with(config, topic, args.create).await?;
     let info = bus.topic(topic).await?.ok_or_else(|| Error::NotFound(format!("topic {topic}")))?;
     if info.compacted {
-        let told = format!(
+        let message = format!(
             "the topic {topic} is compacted, which removes all but the last change of a record: use another"
         );
-        return Err(Failure::config(told));
+        return Err(Failure::config(message));
     }
     let before = connect.config().await?;
     let done = match &before {
@@ -129,10 +127,10 @@ pub async fn apply(
     if failure.is_some() {
         connect.restart_failed().await?;
     }
-    watch.wait(&cdc, &connect, failure, wait).await?;
+    watch.wait(&cdc, &connect, failure, args.wait).await?;
     if global.json {
-        let told = json!({"connector": config.cdc.connector, "done": done, "topic": topic.as_str(), "partitions": info.partitions});
-        print::json(&told)?;
+        let report = json!({"connector": config.cdc.connector, "done": done, "topic": topic.as_str(), "partitions": info.partitions});
+        print::json(&report)?;
     } else {
         let done = if done == "same" { "as it was" } else { done };
         let (name, partitions) = (&config.cdc.connector, info.partitions);
@@ -163,19 +161,21 @@ async fn begins(
         return Ok(());
     }
     let slot = &config.cdc.slot;
-    let told = match other {
+    let message = match other {
         Some(other) => format!("the connector publishes to {other} now"),
         None => format!("the topic {topic} is empty"),
     };
     Err(Failure::config(format!(
-        "{told}, and the replication slot {slot} goes on from where it is: {topic} would lack everything before. Run `hapax cdc \
+        "{message}, and the replication slot {slot} goes on from where it is: {topic} would lack everything before. Run `hapax cdc \
          remove --slot` first; then the connector begins with a snapshot"
     )))
 }
 
-pub async fn remove(global: &Global, config: &Config, slot: bool) -> Result<u8, Failure> {
+pub async fn remove(global: &Global, config: &Config, args: &RemoveArgs) -> Result<u8, Failure> {
     let (connect, name) = (connect(config)?, &config.cdc.slot);
-    let cdc = if slot { Some(database_of_debezium(config).await?) } else { None };
+    let cdc = if args.slot { Some(database_of_debezium(config).await?) } else { None };
+    let details = if args.slot { format!("with slot {name}") } else { String::new() };
+    who::acts(config, &args.by, "cdc.remove", &config.cdc.connector, &details).await?;
     if let Some(cdc) = &cdc {
         connect.forget_offsets(&properties(config, cdc, &[]).await?).await?;
     }

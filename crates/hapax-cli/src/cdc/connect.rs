@@ -54,7 +54,7 @@ impl State {
 
 impl Connect {
     pub fn new(url: &str, shown: &str, name: &str) -> Result<Self, Failure> {
-        let bad = |why: &str| Failure::config(format!("cdc.connect_url {shown} is no URL: {why}"));
+        let bad = |reason: &str| Failure::config(format!("cdc.connect_url {shown} is not a URL: {reason}"));
         let url = Url::parse(url).map_err(|error| bad(&error.to_string()))?;
         if url.host_str().is_none_or(str::is_empty) {
             return Err(bad("it names no host"));
@@ -65,8 +65,8 @@ impl Connect {
         Ok(Connect { client, url, shown: shown.to_owned(), name: name.to_owned() })
     }
 
-    fn unavailable(&self, why: &str) -> Failure {
-        Failure::dependency("unavailable", format!("Kafka Connect at {}: {why}", self.shown))
+    fn unavailable(&self, reason: &str) -> Failure {
+        Failure::dependency("unavailable", format!("Kafka Connect at {}: {reason}", self.shown))
     }
 
     /// Asks once. The status, and the body if it is JSON.

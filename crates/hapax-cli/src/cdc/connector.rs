@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use hapax::backend::postgres::cdc::{Endpoint, PUBLICATION};
 use hapax::config::Config;
 
-/// What Connect is told: each property is a text.
+/// The properties of the connector: each is a text.
 pub type Properties = BTreeMap<String, String>;
 
 /// The class of the connector.
@@ -86,7 +86,7 @@ pub fn is_reference(value: &str) -> bool {
     value.starts_with("${") && value.ends_with('}')
 }
 
-/// The same for people: a secret that is no reference is not shown.
+/// The same for people: a secret that is not a reference is not shown.
 pub fn shown(properties: &Properties) -> Properties {
     let mut shown = properties.clone();
     for (key, value) in &mut shown {

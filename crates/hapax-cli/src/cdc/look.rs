@@ -9,7 +9,7 @@ use serde_json::json;
 use super::act::{connect, database, endpoint};
 use crate::cli::Global;
 use crate::failure::{self, Failure};
-use crate::print;
+use crate::{open, print};
 
 pub async fn status(global: &Global, config: &Config) -> Result<u8, Failure> {
     let (connect, cdc) = (connect(config)?, database(config).await?);
@@ -17,7 +17,9 @@ pub async fn status(global: &Global, config: &Config) -> Result<u8, Failure> {
     // The table comes with `hapax cdc apply`.
     let pulse: Option<Time> = cdc.last_pulse().await.ok().flatten();
     let runs = state.as_ref().is_some_and(super::connect::State::runs);
-    let flows = runs && slot.as_ref().is_some_and(|slot| slot.active && !slot.lost);
+    let gap = gap(global, config).await;
+    let reads = slot.as_ref().is_some_and(|slot| slot.active && !slot.lost);
+    let flows = runs && reads && gap.is_none();
     if global.json {
         let tasks = state.iter().flat_map(|state| &state.tasks);
         print::json(&json!({
@@ -27,7 +29,7 @@ pub async fn status(global: &Global, config: &Config) -> Result<u8, Failure> {
                 "active": slot.active, "lag_bytes": slot.lag_bytes, "lost": slot.lost, "failover": slot.failover,
             })),
             "last_pulse": pulse.map(|pulse| pulse.to_string()),
-            "flows": flows,
+            "gap": gap, "flows": flows,
         }))?;
     } else {
         let mut rows = Vec::new();
@@ -52,9 +54,15 @@ pub async fn status(global: &Global, config: &Config) -> Result<u8, Failure> {
                 } else {
                     "not read"
                 };
-                say(name, word.into(), format!("{} bytes behind", slot.lag_bytes));
+                let more = if slot.lost { ANEW.into() } else { format!("{} bytes behind", slot.lag_bytes) };
+                say(name, word.into(), more);
             }
-            None => say(name, "missing".into(), String::new()),
+            // Debezium has streamed from it, so what was written since is in no topic.
+            None if pulse.is_some() => say(name, "gone".into(), ANEW.into()),
+            None => say(name, "missing".into(), "`hapax cdc apply` makes it".into()),
+        }
+        if let Some(gap) = gap {
+            say("read model".into(), "incomplete".into(), gap);
         }
         let ago = |at: Time| format!("{} ms ago", (SystemClock.now().as_micros() - at.as_micros()) / 1000);
         say(
@@ -65,6 +73,21 @@ pub async fn status(global: &Global, config: &Config) -> Result<u8, Failure> {
         print::table(["part", "state", ""], &rows)?;
     }
     Ok(if flows { 0 } else { failure::BROKEN_PROMISE })
+}
+
+/// What to do when changes are in no topic.
+const ANEW: &str = "changes are missing: raise analytics.generation, name a new cdc.topic, run `hapax cdc remove --slot` and `hapax \
+                    cdc apply --create PARTITIONS`, then `hapax analytics rebuild`";
+
+/// Why the read model lacks changes of everybody, if it does: a slot that was made anew streams as if nothing had
+/// happened, and only the pulses show it.
+async fn gap(global: &Global, config: &Config) -> Option<String> {
+    let model = open::existing_read_model(global, config).ok()?;
+    let rejected = model.rejected(1000).await.ok()?;
+    let missing = rejected.into_iter().map(|entry| entry.rejected).find(|rejected| {
+        rejected.tenant.is_none() && rejected.payload.is_empty() && rejected.origin.topic == config.cdc.topic
+    });
+    missing.map(|rejected| rejected.reason)
 }
 
 /// What change data capture needs, for those who use it.
@@ -91,10 +114,10 @@ fn of_version(version: Option<&str>) -> Finding {
             (Level::Fine, format!("Debezium {version}"))
         }
         Some(version) => {
-            let told = format!(
+            let text = format!(
                 "Debezium {version} loses rows when it is restarted within a COPY: load modules with single writes, or use 3.7 or newer"
             );
-            (Level::Warning, told)
+            (Level::Warning, text)
         }
     };
     Finding { level, check: "debezium", message }
@@ -105,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn t52_versions_that_lose_rows_of_a_copy_are_told() {
+    fn t52_versions_that_lose_rows_of_a_copy_are_reported() {
         for (version, level) in [
             (Some("3.6.1.Final"), Level::Warning),
             (Some("2.7.4.Final"), Level::Warning),

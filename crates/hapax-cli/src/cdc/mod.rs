@@ -18,6 +18,7 @@ use hapax::config::Config;
 
 use crate::cli::{Global, duration, partitions};
 use crate::failure::Failure;
+use crate::token::ByArgs;
 
 #[derive(Debug, Args)]
 pub struct CdcArgs {
@@ -74,6 +75,8 @@ struct ApplyArgs {
     /// How long to wait until it streams
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "2m")]
     wait: Duration,
+    #[command(flatten)]
+    by: ByArgs,
 }
 
 #[derive(Debug, Args)]
@@ -83,6 +86,8 @@ struct RemoveArgs {
     /// Also forget where it was, and remove the replication slot: the next connector begins anew
     #[arg(long)]
     slot: bool,
+    #[command(flatten)]
+    by: ByArgs,
 }
 
 fn property(text: &str) -> Result<(String, String), String> {
@@ -96,8 +101,8 @@ fn load(global: &Global, connect: Option<&ConnectArgs>) -> Result<Config, Failur
     let url = connect.and_then(|args| args.connect.clone());
     let config = global.load_with(&[("cdc.connect_url", "--connect", url)])?;
     if !config.journal.url.starts_with("postgres:") && !config.journal.url.starts_with("postgresql:") {
-        let told = "change data capture needs records in PostgreSQL: name their database with --journal postgres://…";
-        return Err(Failure::config(told));
+        let message = "change data capture needs records in PostgreSQL: name their database with --journal postgres://…";
+        return Err(Failure::config(message));
     }
     Ok(config)
 }
@@ -108,12 +113,12 @@ pub async fn run(global: &Global, args: &CdcArgs) -> Result<u8, Failure> {
         CdcCommand::Config(args) => act::config(&load(global, None)?, &args.with).await,
         CdcCommand::Apply(args) => {
             let config = load(global, Some(&args.connect))?;
-            act::apply(global, &config, &args.config.with, args.create, args.wait).await
+            act::apply(global, &config, args).await
         }
         CdcCommand::Status(args) => look::status(global, &load(global, Some(args))?).await,
         CdcCommand::Remove(args) => {
             let config = load(global, Some(&args.connect))?;
-            act::remove(global, &config, args.slot).await
+            act::remove(global, &config, args).await
         }
     }
 }
@@ -124,10 +129,11 @@ pub async fn run(global: &Global, args: &CdcArgs) -> Result<u8, Failure> {
     let (connect, asked) = match &args.command {
         CdcCommand::Config(args) => (None, format!("{:?}", args.with)),
         CdcCommand::Apply(args) => {
-            (Some(&args.connect), format!("{:?} {:?} {:?}", args.config.with, args.create, args.wait))
+            let asked = format!("{:?} {:?} {:?} {:?}", args.config.with, args.create, args.wait, args.by);
+            (Some(&args.connect), asked)
         }
         CdcCommand::Status(args) => (Some(args), String::new()),
-        CdcCommand::Remove(args) => (Some(&args.connect), args.slot.to_string()),
+        CdcCommand::Remove(args) => (Some(&args.connect), format!("{} {:?}", args.slot, args.by)),
     };
     tracing::debug!(target: "hapax", asked, "not built in");
     load(global, connect)?;

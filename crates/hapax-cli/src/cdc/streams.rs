@@ -84,14 +84,14 @@ impl Watch {
             }
             if Instant::now() >= end {
                 let missing: Vec<_> = self.open.keys().map(i32::to_string).collect();
-                let told = format!(
+                let message = format!(
                     "the connector is there, but no pulse has arrived in partition {} within {} s: a snapshot may be under way, or \
                      its keys are written in another way; see `hapax cdc status`",
                     missing.join(", "),
                     within.as_secs()
                 );
                 self.leave().await;
-                return Err(Failure::dependency("unavailable", told));
+                return Err(Failure::dependency("unavailable", message));
             }
         }
     }

@@ -57,15 +57,15 @@ pub(super) async fn supervise(
     let mut pause = PAUSE_BASE;
     let mut mute_ends = Some(0); // `None` after the first reply
     loop {
-        let mut life = match Life::start(&command, &slot, &common) {
-            Ok(life) => life,
+        let mut run = match ChildRun::start(&command, &slot, &common) {
+            Ok(run) => run,
             Err(error) => return common.give_up(format!("--exec {command:?} cannot be started: {error}")),
         };
         for request in waiting.drain(..) {
-            life.take(Order::Run(request));
+            run.take(Order::Run(request));
         }
-        let Some(status) = life.live(&mut orders).await else { return };
-        if life.replied {
+        let Some(status) = run.serve(&mut orders).await else { return };
+        if run.replied {
             pause = PAUSE_BASE;
             common.replied.store(true, Ordering::Relaxed);
         }
@@ -75,13 +75,13 @@ pub(super) async fn supervise(
         mute_ends = mute_ends.map(|ends| ends + 1);
         let how = described(status);
         if let Some(ends) = mute_ends
-            && is_unfit(status, ends, life.given)
+            && is_unfit(status, ends, run.given)
         {
             let times = if ends == 1 { "at its start".to_owned() } else { format!("{ends} times") };
             return common
                 .give_up(format!("--exec {command:?} does not work: it {how} {times} without one reply"));
         }
-        drop(life);
+        drop(run);
         common.restarts.fetch_add(1, Ordering::Relaxed);
         tracing::warn!(target: "hapax", "the handler {how}; it is started again in {}", span(pause));
         if !rest(pause, &mut orders, &mut waiting).await {
@@ -137,7 +137,7 @@ struct Waits {
 }
 
 /// One run of the command.
-struct Life {
+struct ChildRun {
     child: Child,
     group: u32,
     write: Option<mpsc::UnboundedSender<String>>,
@@ -151,7 +151,7 @@ struct Life {
     common: Arc<Common>,
 }
 
-impl Life {
+impl ChildRun {
     fn start(command: &str, slot: &Weak<ChildSlot>, common: &Arc<Common>) -> std::io::Result<Self> {
         let mut shell = shell(command);
         shell.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).kill_on_drop(true);
@@ -164,7 +164,7 @@ impl Life {
         tokio::spawn(write_lines(input, to_write));
         tokio::spawn(read_lines(output, read));
         common.began(group);
-        Ok(Life {
+        Ok(ChildRun {
             child,
             group,
             write: Some(write),
@@ -180,7 +180,7 @@ impl Life {
 
     /// Exchanges lines with the child until it ends (returns how; none if it was killed), or until
     /// the orders end (returns none).
-    async fn live(&mut self, orders: &mut Orders) -> Option<Option<ExitStatus>> {
+    async fn serve(&mut self, orders: &mut Orders) -> Option<Option<ExitStatus>> {
         let mut status = None;
         let mut last_words: Option<Instant> = None;
         loop {
@@ -263,7 +263,7 @@ impl Life {
                 let key = (id, token);
                 if self.in_flight.remove(&key).is_some() {
                     self.cancelled.insert(key, (Instant::now() + self.common.cancel_grace, cancelled));
-                    self.tell_health();
+                    self.report_health();
                     self.write(format!("{line}\n"));
                 }
             }
@@ -299,7 +299,7 @@ impl Life {
             }
             let _ = waits.reply.send(reply.handled); // the caller may have stopped waiting
         } else if self.cancelled.remove(&key).is_some() {
-            self.tell_health();
+            self.report_health();
             self.common.ignore(&format!("event {:?} was cancelled before this reply", key.0));
         } else {
             self.common.ignore(&format!("nothing waits for event {:?} with token {}", key.0, key.1));
@@ -313,7 +313,7 @@ impl Life {
         }
     }
 
-    fn tell_health(&self) {
+    fn report_health(&self) {
         if let Some(slot) = self.slot.upgrade() {
             slot.unwell.store(!self.cancelled.is_empty(), Ordering::Relaxed);
         }
@@ -328,10 +328,10 @@ impl Life {
     }
 }
 
-impl Drop for Life {
+impl Drop for ChildRun {
     fn drop(&mut self) {
         self.cancelled.clear();
-        self.tell_health();
+        self.report_health();
         self.common.ended(self.group);
     }
 }

@@ -376,11 +376,11 @@ impl Common {
     fn capacity<T>(&self, change: impl FnOnce(&mut Capacity) -> T) -> T {
         let mut capacity = self.capacity.lock().unwrap_or_else(PoisonError::into_inner);
         let before = (capacity.places, capacity.taken, capacity.closed);
-        let told = change(&mut capacity);
+        let result = change(&mut capacity);
         if capacity.taken < before.1 || capacity.places > before.0 || capacity.closed != before.2 {
             self.capacity_changed.notify_waiters();
         }
-        told
+        result
     }
 
     /// Returns once no more requests begin.

@@ -82,7 +82,7 @@ impl<'m> Watch<'m> {
                 Some(signal) = signals.recv() => {
                     let first = code == 0;
                     code = u8::try_from(signal).unwrap_or(1);
-                    self.told(first);
+                    self.on_signal(first);
                 }
                 sentence = broken_of(self.pool.as_deref()), if broken.is_none() => {
                     broken = Some(sentence);
@@ -102,7 +102,7 @@ impl<'m> Watch<'m> {
         (ended, code)
     }
 
-    fn told(&mut self, first: bool) {
+    fn on_signal(&mut self, first: bool) {
         self.clear();
         if first {
             eprintln!("hapax: draining; press Ctrl-C again to stop now");

@@ -9,10 +9,11 @@ use hapax::backend::sqlite::{SqliteLedger, SqliteTransaction};
 use hapax::error::Source;
 use hapax::ledger::{
     Audit, Capabilities, Claim, Claims, ConsumerStore, Cursor, Due, Entry, Epoch, Extend, Filter, Finding,
-    Grant, HeldQuery, Identity, Intervene, Intervened, Marker, Operations, Outcome, Page, PublishedDead,
-    Settings, Settle, Settled, Stat, SweepSettings, Swept, Token, TransactionalLedger, Week,
+    Grant, HeldQuery, Identity, Intervene, Intervened, Logged, Marker, Operations, Outcome, Page,
+    PreventedDays, PublishedDead, Settings, Settle, Settled, SkipBatch, Stat, SweepSettings, Swept, Token,
+    TransactionalLedger, Week,
 };
-use hapax::{Result, Scope, Time, Topic};
+use hapax::{EventId, Result, Scope, Tenant, Time, Topic};
 
 /// What is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -149,6 +150,15 @@ impl Operations for Broken {
     }
     async fn check(&self) -> Result<Vec<Finding>> {
         self.inner.check().await
+    }
+    async fn note_skips(&self, batch: &SkipBatch) -> Result<()> {
+        self.inner.note_skips(batch).await
+    }
+    async fn skips(&self, tenant: Option<&Tenant>, ids: &[EventId]) -> Result<Vec<Logged>> {
+        self.inner.skips(tenant, ids).await
+    }
+    async fn prevented(&self, since_day: i32) -> Result<PreventedDays> {
+        self.inner.prevented(since_day).await
     }
 }
 

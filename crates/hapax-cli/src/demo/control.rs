@@ -1,7 +1,7 @@
 //! What a worker process and the demo say to each other: lines on the worker's standard input and
 //! output.
 //!
-//! The demo can ask a worker to *hold* its next event: to stand still at a named step and say so. A
+//! The demo can ask a worker to *hold* its next event: to pause at a named step and say so. A
 //! worker that is killed or frozen while it holds is hit at that step, and not by luck.
 
 use std::io::{BufRead as _, Write as _};
@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-/// At which step of its next event a worker stands still.
+/// At which step of its next event a worker pauses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Step {
@@ -20,7 +20,7 @@ pub enum Step {
     AfterEffect,
 }
 
-/// What a worker is told.
+/// An instruction for a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Instruction {
@@ -38,7 +38,7 @@ pub enum Instruction {
 pub enum Message {
     /// It will hold its next event.
     WillHold,
-    /// It holds an event, and stands still.
+    /// It holds an event, and pauses.
     Holding(Held),
     /// It went on with what it held, and wrote to the carrier. `newest` is the token that the
     /// carrier refused it for.
@@ -122,7 +122,7 @@ impl Control {
         self.went_on.notify_all();
     }
 
-    /// Stands still here if that was asked for; blocks the thread. Returns whether it did.
+    /// Pauses here if asked to; blocks the thread. Returns whether it did.
     pub fn hold(&self, step: Step, customer: &str, order: u64) -> bool {
         let mut hold = lock(&self.hold);
         if hold.next_at != Some(step) {

@@ -1,7 +1,8 @@
-//! The worker processes: started, told, killed and frozen.
+//! The worker processes: started, instructed, killed and frozen.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::process::Stdio;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
@@ -17,20 +18,43 @@ use super::worker::Role;
 use super::world::World;
 use crate::failure::Failure;
 
-/// How long anything that the demo waits for may take. Only a machine that stands still needs it.
+/// How long anything that the demo waits for may take. Only a machine that hangs needs that long.
 pub const PATIENCE: Duration = Duration::from_secs(120);
-/// How long workers may take to end when they are told to.
+/// How long to wait for other writers before they can be kept out.
+const CUT_WAITS: Duration = Duration::from_secs(10);
+/// How long workers may take to end on request.
 const END: Duration = Duration::from_secs(15);
 
 struct Member {
     role: Role,
     child: Child,
     pid: Pid,
-    told: Option<ChildStdin>,
+    stdin: Option<ChildStdin>,
+    /// What a timer that wakes it must know.
+    condition: Arc<Mutex<Condition>>,
 }
 
-/// What was heard of a worker; `None` when its output has ended.
-type Heard = (u32, Option<Message>);
+/// How a process is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Condition {
+    Awake,
+    Frozen,
+    /// Its id may be another's by now.
+    Gone,
+}
+
+impl Member {
+    fn is(&self) -> Condition {
+        *self.condition.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn becomes(&self, condition: Condition) {
+        *self.condition.lock().unwrap_or_else(PoisonError::into_inner) = condition;
+    }
+}
+
+/// A worker's message; `None` when its output has ended.
+type WorkerMessage = (u32, Option<Message>);
 
 pub struct Crew {
     world: World,
@@ -38,10 +62,12 @@ pub struct Crew {
     shown: Shared,
     members: BTreeMap<u32, Member>,
     last: u32,
-    tell: mpsc::UnboundedSender<Heard>,
-    heard: mpsc::UnboundedReceiver<Heard>,
+    tell: mpsc::UnboundedSender<WorkerMessage>,
+    heard: mpsc::UnboundedReceiver<WorkerMessage>,
     /// Who holds an event by now, in the order in which they said so.
     holders: VecDeque<(u32, Held)>,
+    /// Whom the story needs: nobody else may touch this one.
+    pub spared: Option<u32>,
 }
 
 fn failed(what: &str, error: impl std::fmt::Display) -> Failure {
@@ -60,6 +86,7 @@ impl Crew {
             tell,
             heard,
             holders: VecDeque::new(),
+            spared: None,
         }
     }
 
@@ -98,17 +125,18 @@ impl Crew {
             }
             let _ = tell.send((number, None)); // nobody may be left to listen
         });
-        let told = child.stdin.take();
-        self.members.insert(number, Member { role, child, pid, told });
+        let stdin = child.stdin.take();
+        let condition = Arc::new(Mutex::new(Condition::Awake));
+        self.members.insert(number, Member { role, child, pid, stdin, condition });
         Ok(number)
     }
 
-    async fn tell(&mut self, number: u32, told: Instruction) -> Result<(), Failure> {
-        let line = serde_json::to_string(&told).map_err(|e| failed("a worker cannot be told", e))?;
-        let stdin = self.members.get_mut(&number).and_then(|member| member.told.as_mut());
+    async fn tell(&mut self, number: u32, instruction: Instruction) -> Result<(), Failure> {
+        let line = serde_json::to_string(&instruction).map_err(|e| failed("cannot instruct a worker", e))?;
+        let stdin = self.members.get_mut(&number).and_then(|member| member.stdin.as_mut());
         if let Some(stdin) = stdin {
-            let told = stdin.write_all(format!("{line}\n").as_bytes()).await;
-            told.map_err(|e| self.ended(number, &e.to_string()))?;
+            let written = stdin.write_all(format!("{line}\n").as_bytes()).await;
+            written.map_err(|e| self.ended(number, &e.to_string()))?;
         }
         Ok(())
     }
@@ -162,7 +190,7 @@ impl Crew {
         while !asked.is_empty() {
             match self.next_message(until, "for a worker to listen").await? {
                 (number, Message::WillHold) => asked.retain(|other| *other != number),
-                // One that has not answered yet speaks of an earlier event, and was told to go on.
+                // One that has not answered yet speaks of an earlier event, and was asked to go on.
                 (number, Message::Holding(held)) if !asked.contains(&number) => {
                     self.holders.push_back((number, held));
                 }
@@ -195,6 +223,7 @@ impl Crew {
     /// Kills a worker, as `kill -9` does.
     pub async fn kill(&mut self, number: u32) -> Result<Option<Role>, Failure> {
         let Some(mut member) = self.members.remove(&number) else { return Ok(None) };
+        member.becomes(Condition::Gone);
         member.child.kill().await.map_err(|e| failed("a worker cannot be killed", e))?;
         self.shown.change(|shown| shown.kills += 1);
         Ok(Some(member.role))
@@ -208,7 +237,7 @@ impl Crew {
         Ok(())
     }
 
-    /// Freezes a worker. A process that stands still in the middle of a write to an SQLite file would
+    /// Freezes a worker. A process that is frozen in the middle of a write to an SQLite file would
     /// lock that file for everybody, so the demo writes to all of them meanwhile.
     pub async fn freeze(&mut self, number: u32) -> Result<(), Failure> {
         let Some(member) = self.members.get(&number) else { return Ok(()) };
@@ -223,7 +252,7 @@ impl Crew {
                 writing.push(conn); // closing it ends the transaction
             }
             kill_process(pid, Signal::STOP)?;
-            // Until it stands still. It is not reaped here.
+            // Until it is stopped. It is not reaped here.
             waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT)?;
             std::io::Result::Ok(())
         });
@@ -231,6 +260,52 @@ impl Crew {
             .await
             .unwrap_or_else(|e| Err(std::io::Error::other(e)))
             .map_err(|e| failed("a worker cannot be frozen", e))
+    }
+
+    /// Those of some roles that are awake, and that the story does not need.
+    pub fn idle(&self, roles: &[Role]) -> Vec<(u32, Role)> {
+        let free = |number: &u32, member: &Member| {
+            roles.contains(&member.role) && member.is() == Condition::Awake && self.spared != Some(*number)
+        };
+        let members = self.members.iter().filter(|(number, member)| free(number, member));
+        members.map(|(number, member)| (*number, member.role)).collect()
+    }
+
+    /// Freezes a worker for a while. A timer wakes it, whatever the story does meanwhile.
+    pub async fn freeze_for(&mut self, number: u32, time: Duration) -> Result<(), Failure> {
+        self.freeze(number).await?;
+        let Some(member) = self.members.get(&number) else { return Ok(()) };
+        member.becomes(Condition::Frozen);
+        let (pid, condition) = (member.pid, Arc::clone(&member.condition));
+        tokio::spawn(async move {
+            tokio::time::sleep(time).await;
+            let mut is = condition.lock().unwrap_or_else(PoisonError::into_inner);
+            if *is == Condition::Frozen {
+                let _ = kill_process(pid, Signal::CONT); // it has not been reaped, so the id is its own
+                *is = Condition::Awake;
+            }
+        });
+        Ok(())
+    }
+
+    /// Keeps everybody from writing to the ledger for a while. Returns when that has begun.
+    pub async fn cut(&self, time: Duration) -> Result<(), Failure> {
+        let file = self.world.ledger();
+        let (begun, wait) = tokio::sync::oneshot::channel();
+        tokio::task::spawn_blocking(move || {
+            let opened = rusqlite::Connection::open(file).and_then(|conn| {
+                conn.busy_timeout(CUT_WAITS)?;
+                conn.execute_batch("BEGIN IMMEDIATE")?;
+                Ok(conn)
+            });
+            let is_held = opened.is_ok();
+            let _ = begun.send(opened.as_ref().map(drop).map_err(ToString::to_string)); // or nobody waits
+            if is_held {
+                std::thread::sleep(time); // closing the file ends the transaction
+            }
+        });
+        let cut = wait.await.unwrap_or_else(|e| Err(e.to_string()));
+        cut.map_err(|e| failed("the database cannot be cut off", e))
     }
 
     /// Wakes a frozen worker, and waits until it has gone on with what it held. Returns its token,
@@ -254,7 +329,7 @@ impl Crew {
     pub async fn end(&mut self) {
         let until = Instant::now() + END;
         for member in self.members.values_mut() {
-            member.told = None;
+            member.stdin = None;
         }
         for member in self.members.values_mut() {
             let _ = timeout_at(until, member.child.wait()).await; // else it is killed
@@ -265,13 +340,17 @@ impl Crew {
     /// Kills all that are left.
     pub async fn kill_all(&mut self) {
         for member in self.members.values_mut() {
+            member.becomes(Condition::Gone);
             let _ = member.child.kill().await; // it may have ended
         }
         self.members.clear();
     }
 }
 
-/// Something did not happen within the patience.
+/// Something did not happen in time.
 pub fn stuck(what: &str) -> Failure {
-    failed("the demo stands still", format!("it has waited two minutes {what}; is the machine very busy?"))
+    failed(
+        "the demo is stuck",
+        format!("gave up waiting {what} after two minutes; is the machine very busy?"),
+    )
 }

@@ -17,8 +17,10 @@
 mod broken;
 mod by_arrival;
 mod carrier;
+mod chaos;
 mod control;
 mod crew;
+mod page;
 mod shop;
 mod story;
 mod view;
@@ -29,24 +31,28 @@ mod world;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Args;
 use hapax::backend::sqlite::SqliteLedger;
+use hapax::bus::Bus;
 use hapax::ledger::Settings;
 use serde_json::json;
+use tokio::sync::{mpsc, watch};
 
 pub use self::worker::{WorkerArgs, run as run_worker};
 
 use self::broken::Break;
+use self::chaos::Visitors;
 use self::crew::Crew;
-use self::shop::{Order, Random};
+use self::shop::{Order, Random, Recent};
 use self::story::Story;
-use self::view::{Shared, Shown, Shows, View, grouped};
+use self::view::{Shared, Shown, Shows, View};
 use self::witness::{Findings, Witness};
 use self::world::World;
-use crate::cli::Global;
+use crate::cli::{Global, between};
 use crate::failure::{BROKEN_PROMISE, Failure};
-use crate::print;
+use crate::print::{self, grouped};
 use crate::signal::Gate;
 
 /// Watch orders take effect once, through retries, duplicates, kill -9 and a frozen worker
@@ -69,17 +75,27 @@ Examples:
   hapax demo --break claim          without the ledger's claims: customers are charged twice
   hapax demo --break token          without tokens: a worker that wakes up late erases a parcel
   hapax demo --break version        without versions: the read model shows orders as they were
-  hapax demo --data shop            keep the files, and say how to look into them")]
+  hapax demo --data shop            keep the files, and say how to look into them
+  hapax demo --page                 watch it in a browser, and break things yourself; Ctrl-C finishes")]
 pub struct DemoArgs {
     /// Repeat a run: the same orders, retries and copies. Chosen at random if not given
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
     /// How many events, two for each order
-    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(200..=200_000))]
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = between::<u64>(200, 200_000))]
     events: u64,
     /// Break one of the checks, and see the witness notice. Exits with code 1
     #[arg(long = "break", value_enum, value_name = "CHECK")]
     broken: Option<Break>,
+    /// Serve the operator's page of this demo, with buttons that kill, freeze and cut off; orders go on arriving until Ctrl-C
+    #[arg(long)]
+    page: bool,
+    /// With --page: how long orders go on arriving after the story
+    #[arg(long = "for", value_name = "TIME", requires = "page", value_parser = crate::cli::duration)]
+    goes_on: Option<Duration>,
+    /// With --page: the port on this machine; 0 picks a free one
+    #[arg(long, value_name = "PORT", requires = "page", default_value_t = 0)]
+    port: u16,
     /// Keep the files here, in a directory that is empty or does not exist
     #[arg(long, value_name = "DIR")]
     data: Option<String>,
@@ -105,9 +121,22 @@ pub async fn run(global: &Global, args: &DemoArgs, gate: &Gate) -> Result<u8, Fa
     let seed = args.seed.unwrap_or_else(|| RandomState::new().build_hasher().finish() % 1_000_000);
     let shared = Shared::new(args.events / 2 * 2);
     let mut crew = Crew::new(place.world(), args.broken, shared.clone());
-    let played = tokio::select! {
-        played = play(args, seed, place.world(), &mut crew, &shared, global.json) => played.map(Ok),
-        Some(signal) = signals.recv() => Ok(Err(signal)),
+    let (finish, finishing) = watch::channel(false);
+    let played = {
+        let mut playing =
+            std::pin::pin!(play(global, args, seed, place.world(), &mut crew, &shared, finishing));
+        loop {
+            tokio::select! {
+                played = playing.as_mut() => break played.map(Ok),
+                Some(signal) = signals.recv() => {
+                    // With a page, the first one means: no more orders. The witness still judges.
+                    if !args.page || finish.send_replace(true) {
+                        break Ok(Err(signal));
+                    }
+                    shared.tell("finishing; press Ctrl-C again to stop now".to_owned());
+                }
+            }
+        }
     };
     crew.kill_all().await;
     let kept = place.end()?;
@@ -126,12 +155,13 @@ pub async fn run(global: &Global, args: &DemoArgs, gate: &Gate) -> Result<u8, Fa
 
 /// Plays the story, and has the witness judge it.
 async fn play(
+    global: &Global,
     args: &DemoArgs,
     seed: u64,
     world: World,
     crew: &mut Crew,
     shared: &Shared,
-    json: bool,
+    finish: watch::Receiver<bool>,
 ) -> Result<Findings, Failure> {
     let unread = |e| Failure::dependency("unavailable", format!("the effects cannot be read: {e}"));
     let (records, bus) = world.make().await?;
@@ -141,19 +171,42 @@ async fn play(
         "hapax demo, seed {seed}: {} orders, each to be charged once and shipped once",
         grouped(orders.len() as u64)
     );
-    let shows = Shows::on_this_terminal(json);
+    let (records, bus): (_, Arc<dyn Bus>) = (Arc::new(records), Arc::new(bus));
+    let (mut beside, mut visitors) = (None, None);
+    if args.page {
+        let (asks, asked) = mpsc::channel(16);
+        let server = page::start(global, &world, args.port, Arc::clone(&bus), shared.clone(), asks).await?;
+        let url = format!("http://{}/", server.address);
+        if global.json {
+            print::json(&json!({"page": url}))?;
+        } else {
+            print::line(&format!("The page of this demo: {url} (Ctrl-C finishes the demo)"))?;
+        }
+        beside = Some(server);
+        visitors = Some(Visitors::new(asked, Random(!seed), finish, args.goes_on, world.no_paper()));
+        let failed = |e| Failure::dependency("unavailable", format!("the demo's files cannot be made: {e}"));
+        std::fs::write(world.no_paper(), "").map_err(failed)?;
+        shop::send_gifts(&records).await?;
+        shared.change(|shown| shown.gifts = shop::GIFTS);
+    }
+    let shows = Shows::on_this_terminal(global.json);
     let view = View::start(shows, title, shared.clone(), Witness::new(&world).map_err(unread)?);
     let story = Story {
-        records: Arc::new(records),
-        bus: Arc::new(bus),
+        records,
+        bus,
         ledger: SqliteLedger::open_read_only(world.ledger(), Settings::default())?,
         shown: shared.clone(),
         witness: Witness::new(&world).map_err(unread)?,
         orders,
         random,
+        recent: Recent::default(),
+        page: visitors,
     };
     let sent = story.play(crew).await;
     view.end().await;
+    if let Some(beside) = beside {
+        beside.end().await;
+    }
     let witness = Witness::new(&world).map_err(unread)?;
     witness.judge(&sent?).map_err(unread)
 }
@@ -251,7 +304,7 @@ impl Place {
             });
         };
         let cannot = |e| Failure::dependency("unavailable", format!("{} cannot be made: {e}", dir.display()));
-        std::fs::create_dir_all(&dir).map_err(cannot)?;
+        crate::open::make_private_directory(&dir).map_err(cannot)?;
         if std::fs::read_dir(&dir).map_err(cannot)?.next().is_some() {
             return Err(Failure::config(format!(
                 "{} is not empty; name a directory that is empty or does not exist",

@@ -1,8 +1,8 @@
 //! What arrives: orders in random order, clients that send them again, and a network that delivers
 //! records twice.
 
-use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hapax::analytics::Uuid;
@@ -32,6 +32,9 @@ const RETRIED: u64 = 5;
 const COPY: &str = "demo_copy";
 /// How many records gather before their copies are shuffled and published.
 const COPIES: usize = 100;
+/// How many records a storm repeats, and how often each.
+const RECENT: usize = 400;
+const STORM: usize = 5;
 /// If nothing comes for this long, fewer are enough.
 const IDLE: Duration = Duration::from_millis(200);
 
@@ -80,6 +83,12 @@ impl Order {
         orders
     }
 
+    /// One more order, of a customer who may have ordered before.
+    pub fn next(number: u64, random: &mut Random) -> Order {
+        let customer = format!("customer-{}", 1 + random.below(8));
+        Order { number, customer, cents: 100 + random.below(20_000) as i64 }
+    }
+
     /// The id of the event that books the parcel.
     pub fn shipped(&self) -> hapax::Result<EventId> {
         EventId::new(format!("order-{}-shipped", self.number))
@@ -114,6 +123,45 @@ impl Order {
         };
         let paid = EventId::new(format!("order-{}-paid", self.number))?;
         Append::to(&self.customer, Expected::Any, [event(paid, PAID)?, event(self.shipped()?, SHIPPED)?])
+    }
+}
+
+/// Gift cards to be shipped, which the demo cannot print at first: they become dead letters.
+pub const GIFTS: u64 = 3;
+/// How their ids begin.
+pub const GIFT: &str = "gift-";
+
+/// Sends the gift cards. They are not orders, so the witness ignores them.
+pub async fn send_gifts(records: &SqliteRecords) -> hapax::Result<()> {
+    for gift in 1..=GIFTS {
+        let event = Event::new(EventId::new(format!("{GIFT}{gift}-shipped"))?).kind(Kind::new(SHIPPED)?);
+        let event = event.payload(json!({"gift": gift}).to_string());
+        let append = Append::to(format!("{GIFT}{gift}"), Expected::Any, [event])?;
+        let _ = records.journal().append(&append).await?; // new in a new journal
+    }
+    Ok(())
+}
+
+/// The last records that the relay published, for a storm of duplicates.
+#[derive(Debug, Clone, Default)]
+pub struct Recent(Arc<Mutex<VecDeque<(Topic, Record)>>>);
+
+impl Recent {
+    fn add(&self, topic: &Topic, record: &Record) {
+        let mut recent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        recent.push_back((topic.clone(), record.clone()));
+        if recent.len() > RECENT {
+            recent.pop_front();
+        }
+    }
+
+    /// Delivers all of them again, several times and in any order. Returns how many that were.
+    pub async fn storm(&self, bus: &dyn Bus, random: &mut Random, shown: &Shared) -> hapax::Result<usize> {
+        let recent = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut copies: Vec<_> = (0..STORM).flat_map(|_| recent.iter().cloned()).collect();
+        let count = copies.len();
+        publish(bus, &mut copies, random, shown).await?;
+        Ok(count)
     }
 }
 
@@ -158,9 +206,15 @@ pub async fn send(
     Ok(())
 }
 
-/// Reads what the relay publishes, and publishes every other event once more: later, and in another
+/// Reads what the relay publishes, and publishes every other event again: later, and in another
 /// order. Goes on until all events were there.
-pub async fn copy(bus: Arc<dyn Bus>, events: u64, mut random: Random, shown: Shared) -> hapax::Result<()> {
+pub async fn copy(
+    bus: Arc<dyn Bus>,
+    events: u64,
+    mut random: Random,
+    shown: Shared,
+    recent: Recent,
+) -> hapax::Result<()> {
     let topics = [Topic::new(PAYMENTS)?, Topic::new(PARCELS)?];
     let mut records = bus.subscribe(Subscription::new("copies", topics)?).await?;
     let mut seen = HashSet::new();
@@ -189,10 +243,11 @@ pub async fn copy(bus: Arc<dyn Bus>, events: u64, mut random: Random, shown: Sha
         };
         for received in received {
             let (topic, record) = (received.origin.topic, received.record);
-            if record.headers.get(COPY).is_some() {
+            let id = record.headers.get("eventId").map(<[u8]>::to_vec).unwrap_or_default();
+            if record.headers.get(COPY).is_some() || id.starts_with(GIFT.as_bytes()) {
                 continue;
             }
-            let id = record.headers.get("eventId").map(<[u8]>::to_vec).unwrap_or_default();
+            recent.add(&topic, &record);
             if !seen.insert(id) {
                 shown.change(|shown| shown.relayed_again += 1);
                 continue;

@@ -11,14 +11,16 @@ use hapax::{Claims as _, Scope, Topic};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use super::chaos::Visitors;
 use super::control::Step;
 use super::crew::{Crew, PATIENCE, stuck};
-use super::shop::{self, Order, Random};
-use super::view::{Shared, Shown, grouped};
+use super::shop::{self, Order, Random, Recent};
+use super::view::{Shared, Shown};
 use super::witness::Witness;
 use super::worker::{LEASE, Role};
 use super::world::{BILLING, ORDERS, PARCELS, PARTITIONS, PAYMENTS, SHIPPING};
 use crate::failure::Failure;
+use crate::print::grouped;
 
 /// How often to look whether a state is reached.
 const LOOK: Duration = Duration::from_millis(20);
@@ -53,6 +55,10 @@ pub struct Story {
     /// All orders, in the order in which they arrive.
     pub orders: Vec<Order>,
     pub random: Random,
+    /// The last records, for a storm.
+    pub recent: Recent,
+    /// What visitors of the page ask for, if there is one.
+    pub page: Option<Visitors>,
 }
 
 fn away(error: &rusqlite::Error) -> Failure {
@@ -70,7 +76,8 @@ impl Story {
         let mut tasks = JoinSet::new();
         let events = 2 * self.orders.len() as u64;
         let random = Random(self.random.below(u64::MAX));
-        tasks.spawn(shop::copy(Arc::clone(&self.bus), events, random, self.shown.clone()));
+        let recent = self.recent.clone();
+        tasks.spawn(shop::copy(Arc::clone(&self.bus), events, random, self.shown.clone(), recent));
         let random = Random(self.random.below(u64::MAX));
         tasks.spawn(shop::publish_again(Arc::clone(&self.bus), events, random, self.shown.clone()));
 
@@ -108,12 +115,13 @@ impl Story {
         ));
         self.until_finished(crew, &mut tasks).await?;
         self.until_read(crew, &mut tasks).await?;
+        self.go_on(crew, &mut tasks, &mut sent).await?;
         crew.end().await;
         Ok(sent)
     }
 
     /// Sends orders while the story goes on.
-    fn send(&mut self, tasks: &mut JoinSet<hapax::Result<()>>, orders: &[Order]) {
+    pub(super) fn send(&mut self, tasks: &mut JoinSet<hapax::Result<()>>, orders: &[Order]) {
         let random = Random(self.random.below(u64::MAX));
         tasks.spawn(shop::send(Arc::clone(&self.records), orders.to_vec(), random, self.shown.clone()));
     }
@@ -164,6 +172,7 @@ impl Story {
         crew.will_hold(Role::Shipping, Step::BeforeEffect).await?;
         self.send(tasks, orders);
         let (victim, held) = crew.held(Role::Shipping).await?;
+        crew.spared = Some(victim);
         crew.freeze(victim).await?;
         let since = Instant::now();
         self.shown.change(|shown| {
@@ -181,6 +190,7 @@ impl Story {
         // The lease is over by now, or nobody else could have booked it.
         tokio::time::sleep_until(since + LEASE).await;
         let (token, newest) = crew.thaw(victim).await?;
+        crew.spared = None;
         self.shown.tell(match newest {
             Some(newest) => {
                 self.shown.change(|shown| shown.fenced += 1);
@@ -237,7 +247,7 @@ impl Story {
     }
 
     /// Until every record on the bus is finished, by both groups.
-    async fn until_finished(
+    pub(super) async fn until_finished(
         &self,
         crew: &mut Crew,
         tasks: &mut JoinSet<hapax::Result<()>>,
@@ -257,7 +267,7 @@ impl Story {
     }
 
     /// Until the read model has applied every record of its topic.
-    async fn until_read(
+    pub(super) async fn until_read(
         &self,
         crew: &mut Crew,
         tasks: &mut JoinSet<hapax::Result<()>>,
@@ -274,13 +284,14 @@ impl Story {
     }
 
     /// Waits a moment. Fails if something has failed meanwhile.
-    async fn wait(
+    pub(super) async fn wait(
         &self,
         crew: &mut Crew,
         tasks: &mut JoinSet<hapax::Result<()>>,
         end: Instant,
         what: &str,
     ) -> Result<(), Failure> {
+        self.serve_visitors(crew).await?;
         crew.check()?;
         while let Some(ended) = tasks.try_join_next() {
             ended.unwrap_or_else(|e| Err(hapax::Error::unavailable("the demo", e)))?;

@@ -1,6 +1,7 @@
 //! The processes that do the work, and that the demo kills. They use the library as any user would:
 //! a relay, a transactional consumer, a leased one and the feed of a read model.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -22,6 +23,7 @@ use super::broken::{Break, Broken};
 use super::by_arrival::ByArrival;
 use super::carrier::{Carrier, Put};
 use super::control::{Control, Counts, Message, Step, say};
+use super::shop::GIFT;
 use super::world::{BILLING, ORDERS, PARCELS, PAYMENTS, RELAY, SHIPPING, World};
 use crate::failure::Failure;
 
@@ -73,6 +75,12 @@ struct Payload {
     order: u64,
     customer: String,
     cents: i64,
+}
+
+/// A gift card.
+#[derive(Debug, Deserialize)]
+struct Gift {
+    gift: u64,
 }
 
 fn order_of(event: &Event) -> Result<Payload, Failed> {
@@ -159,7 +167,7 @@ fn consumer<L: Ledger>(
         settings.batch_max = 50;
         settings.in_flight_max = 400;
         settings.commit_interval = Duration::from_millis(100);
-        // Nothing here fails for good: on a machine that stands still for seconds it is tried again.
+        // Nothing here fails permanently: on a machine that hangs for seconds it is retried.
         settings.attempts_max = 1000;
         settings.backoff_base = Duration::from_millis(50);
         settings.backoff_max = Duration::from_millis(500);
@@ -218,7 +226,7 @@ async fn ship<L: Ledger>(
     let stopping = handle.clone();
     listen(&control, move || stopping.stop())?;
     let reports = report(Arc::clone(&control), move || handle.progress());
-    consumer.leased(Ship { control, carrier: Arc::new(carrier) }).await?;
+    consumer.leased(Ship { control, carrier: Arc::new(carrier), no_paper: world.no_paper() }).await?;
     reports.end().await;
     Ok(0)
 }
@@ -226,14 +234,30 @@ async fn ship<L: Ledger>(
 struct Ship {
     control: Arc<Control>,
     carrier: Arc<Carrier>,
+    no_paper: PathBuf,
 }
 
 impl LeasedHandler for Ship {
     async fn handle(&self, event: &Event, run: &Run) -> Handled {
+        if event.id.as_str().starts_with(GIFT) {
+            return self.print(event);
+        }
         let (order, token) = (order_of(event)?, run.token().0);
         let (control, carrier) = (Arc::clone(&self.control), Arc::clone(&self.carrier));
         // On a thread of its own: losing the lease cancels the handler, but not what is on its way.
         tokio::task::spawn_blocking(move || book(&control, &carrier, &order, token)).await?
+    }
+}
+
+impl Ship {
+    /// Prints a gift card. That fails permanently while the printer has no paper: somebody has to see to it, and
+    /// to run the dead letters again.
+    fn print(&self, event: &Event) -> Handled {
+        let gift = serde_json::from_slice::<Gift>(&event.payload).map_err(Failed::fatal)?.gift;
+        if self.no_paper.exists() {
+            return Err(Failed::fatal(format!("the label printer has no paper for gift-card-{gift}")));
+        }
+        Ok(())
     }
 }
 
@@ -262,7 +286,7 @@ fn book(control: &Control, carrier: &Carrier, order: &Payload, token: i64) -> Ha
     Ok(())
 }
 
-/// Reports counts until it is ended, and once more then.
+/// Reports counts until it is ended, and a last time then.
 fn report(control: Arc<Control>, progress: impl Fn() -> Progress + Send + 'static) -> Reports {
     let (end, mut ended) = tokio::sync::watch::channel(false);
     let task = tokio::spawn(async move {

@@ -62,6 +62,11 @@ impl World {
         self.0.join("reads.db")
     }
 
+    /// While this file is there, the label printer for gift cards has no paper.
+    pub fn no_paper(&self) -> PathBuf {
+        self.0.join("no-paper")
+    }
+
     /// What the workers log.
     pub fn log(&self) -> PathBuf {
         self.0.join("workers.log")

@@ -4,11 +4,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use hapax::analytics::{STALE_AFTER, Source, Uuid};
+use hapax::backend::sqlite::readable_by_others;
 use hapax::config::{Config, Migrate, sqlite_path};
 use hapax::open::OpenSettings;
 use hapax::words::counted;
 
-use super::Report;
+use super::{Report, Verdict};
 use crate::cli::Global;
 use crate::failure::Failure;
 use crate::open;
@@ -24,25 +25,39 @@ pub(super) async fn look(report: &mut Report, global: &Global, config: &Config) 
     if is_there(report, "journal", open::journal_path(&config.journal.url), &format!("`hapax{flags} serve`"))
     {
         match journal(config).await {
-            Ok(told) => report.say("fine", "journal", told),
+            Ok(message) => report.say(Verdict::Fine, "journal", message),
             Err(error) => fault(report, "journal", error, &flags),
         }
     }
     if is_there(report, "keys", sqlite_path(&config.keys.url), &format!("`hapax{flags} serve`")) {
         roles(report, config).await;
         match keys(config).await {
-            Ok((level, told)) => report.say(level, "keys", told),
+            Ok((level, message)) => report.say(level, "keys", message),
             Err(error) => fault(report, "keys", error, &flags),
         }
     }
     records(report, global, config).await;
     read_model(report, global, config).await;
+    permissions(report, config);
 }
 
-/// Whether something that may be a file is there. One that is missing is no fault: nobody has used it yet.
+/// Warns of files that everybody on this machine can read. The ledger's own is among its findings.
+fn permissions(report: &mut Report, config: &Config) {
+    let bus = open::embedded_file(config);
+    let mut files = vec![open::journal_path(&config.journal.url), sqlite_path(&config.keys.url)];
+    files.extend([config.analytics.url.as_deref().and_then(sqlite_path), bus.as_deref()]);
+    let mut files: Vec<&Path> = files.into_iter().flatten().collect();
+    files.sort_unstable();
+    files.dedup(); // keys are in the journal's file, unless told otherwise
+    for finding in files.into_iter().filter_map(readable_by_others) {
+        report.add(&finding);
+    }
+}
+
+/// Whether something that may be a file is there. One that is missing is not a fault: nobody has used it yet.
 fn is_there(report: &mut Report, check: &str, file: Option<&Path>, makes: &str) -> bool {
     let Some(file) = file.filter(|file| !file.exists()) else { return true };
-    report.say("fine", check, format!("there is none yet at {}; {makes} makes it", file.display()));
+    report.say(Verdict::Fine, check, format!("there is none yet at {}; {makes} makes it", file.display()));
     false
 }
 
@@ -51,8 +66,12 @@ fn is_there(report: &mut Report, check: &str, file: Option<&Path>, makes: &str) 
 fn fault(report: &mut Report, check: &str, error: hapax::Error, flags: &str) {
     match error {
         hapax::Error::Refused { .. } => report.refuse(check, error.to_string()),
-        hapax::Error::Schema(told) => {
-            report.say("warning", check, format!("{told}; `hapax{flags} serve` makes what is missing"));
+        hapax::Error::Schema(message) => {
+            report.say(
+                Verdict::Warning,
+                check,
+                format!("{message}; `hapax{flags} serve` makes what is missing"),
+            );
         }
         error => report.failed(check, &error.into()),
     }
@@ -76,10 +95,10 @@ async fn journal(config: &Config) -> hapax::Result<String> {
     Ok(format!("{url} takes writes ({})", journal.capabilities().backend))
 }
 
-async fn keys(config: &Config) -> hapax::Result<(&'static str, String)> {
+async fn keys(config: &Config) -> hapax::Result<(Verdict, String)> {
     let url = config.keys_url_shown();
     if config.keys.url == "memory:" {
-        return Ok(("fine", format!("{url}: each process has its own")));
+        return Ok((Verdict::Fine, format!("{url}: each process has its own")));
     }
     let keys = hapax::open::keys_with(&config.keys.url, &as_it_is(config.keys_settings())).await?;
     keys.probe().await?;
@@ -87,12 +106,12 @@ async fn keys(config: &Config) -> hapax::Result<(&'static str, String)> {
     let late = info.swept_at.filter(|at| info.now.since(*at) > SWEPT_WITHIN);
     Ok(match late {
         Some(at) => (
-            "warning",
+            Verdict::Warning,
             format!(
                 "keys were last swept at {at}; `hapax serve` does it each night, `hapax keys sweep` at once"
             ),
         ),
-        None => ("fine", format!("{url} takes writes ({})", keys.capabilities().backend)),
+        None => (Verdict::Fine, format!("{url} takes writes ({})", keys.capabilities().backend)),
     })
 }
 
@@ -109,9 +128,11 @@ async fn roles(report: &mut Report, config: &Config) {
     let mut is_bound = true;
     for (name, url) in named.into_iter().flatten().filter(|(_, url)| is_postgres(url)) {
         match refuse_bypass(name, url, settings.acquire_timeout, false).await {
-            Ok(()) => report.say("fine", "roles", format!("the role of {name} is bound by row security")),
+            Ok(()) => {
+                report.say(Verdict::Fine, "roles", format!("the role of {name} is bound by row security"));
+            }
             Err(error @ hapax::Error::Refused { .. }) if config.records.accept_bypass => {
-                report.say("warning", "roles", format!("{error} (records.accept_bypass is set)"));
+                report.say(Verdict::Warning, "roles", format!("{error} (records.accept_bypass is set)"));
                 is_bound &= name != "keys.url";
             }
             Err(error) => {
@@ -130,7 +151,9 @@ async fn roles(report: &mut Report, config: &Config) {
         check_keys(&pool, &settings.schema, true).await
     };
     match protected.await {
-        Ok(()) => report.say("fine", "row security", "the table of keys is protected as it was made".into()),
+        Ok(()) => {
+            report.say(Verdict::Fine, "row security", "the table of keys is protected as it was made".into());
+        }
         Err(error) => fault(report, "row security", error, ""),
     }
 }
@@ -143,29 +166,33 @@ async fn roles(_: &mut Report, _: &Config) {}
 async fn records(report: &mut Report, global: &Global, config: &Config) {
     let flags = global.given(&OF_JOURNAL);
     if let Err(error) = config.records_in_one_database() {
-        return report.say("fine", "records", format!("this server has no records: {error}"));
+        return report.say(Verdict::Fine, "records", format!("this server has no records: {error}"));
     }
     if sqlite_path(&config.journal.url).is_some_and(|file| !file.exists()) {
-        let told = format!("there is no module yet; `hapax{flags} modules create SLUG` makes one");
-        return report.say("fine", "records", told);
+        let message = format!("there is no module yet; `hapax{flags} modules create SLUG` makes one");
+        return report.say(Verdict::Fine, "records", message);
     }
     let settings = as_it_is(config.journal_settings());
     let found = match hapax::open::modules_with(&config.journal.url, &settings, &config.records.roles).await {
         Ok(modules) => modules.modules().await,
         // Nobody has made a module there.
-        Err(hapax::Error::Schema(told)) => return report.say("fine", "records", told),
+        Err(hapax::Error::Schema(message)) => return report.say(Verdict::Fine, "records", message),
         Err(error) => Err(error),
     };
     match found {
         Ok(found) if found.is_empty() => {
-            let told = format!("there is no module yet; `hapax{flags} modules create SLUG` makes one");
-            report.say("fine", "records", told);
+            let message = format!("there is no module yet; `hapax{flags} modules create SLUG` makes one");
+            report.say(Verdict::Fine, "records", message);
         }
         Ok(found) => {
             for module in found {
                 let slug = &module.slug;
                 if module.problems.is_empty() {
-                    report.say("fine", "records", format!("module {slug} is protected as it was made"));
+                    report.say(
+                        Verdict::Fine,
+                        "records",
+                        format!("module {slug} is protected as it was made"),
+                    );
                 } else {
                     report.refuse(
                         "records",
@@ -185,46 +212,62 @@ async fn records(report: &mut Report, global: &Global, config: &Config) {
 async fn read_model(report: &mut Report, global: &Global, config: &Config) {
     let flags = global.given(&["--data"]);
     let Some(url) = &config.analytics.url else {
-        let told = "there is none: analytics.url is unset, and the journal or the bus is not embedded";
-        return report.say("fine", "read model", told.into());
+        let message = "there is none: analytics.url is unset, and the journal or the bus is not embedded";
+        return report.say(Verdict::Fine, "read model", message.into());
     };
     if !is_there(report, "read model", sqlite_path(url), &format!("`hapax{flags} serve`")) {
         return;
     }
     match synced(global, config).await {
-        Ok((level, told)) => report.say(level, "read model", told),
+        Ok((level, message)) => report.say(level, "read model", message),
         Err(failure) => report.failed("read model", &failure),
     }
 }
 
 /// How far the read model is, and what holds it back.
-async fn synced(global: &Global, config: &Config) -> Result<(&'static str, String), Failure> {
+async fn synced(global: &Global, config: &Config) -> Result<(Verdict, String), Failure> {
     let model = open::existing_read_model(global, config)?;
-    let rejected = model.rejected(1000).await?.len() as u64;
-    if rejected > 0 {
-        let told = format!(
-            "{} could not be read, so its answers are not complete; `hapax query status` lists what to do",
-            counted(rejected, "change", "changes")
+    let wanted = config.analytics.generation;
+    if let Some(found) = model.generation().await?.filter(|found| *found != wanted) {
+        let message = format!(
+            "it has rows of generation {found}, and analytics.generation is {wanted}, so nothing feeds it; `hapax analytics \
+             rebuild` builds it again"
         );
-        return Ok(("warning", told));
+        return Ok((Verdict::Warning, message));
+    }
+    let rejected = model.rejected(1000).await?;
+    if !rejected.is_empty() {
+        let mut message = format!(
+            "{} could not be read, so its answers are not complete; `hapax query status` lists what to do",
+            counted(rejected.len() as u64, "change", "changes")
+        );
+        // What is missing for everybody has no content, and its reason names the rebuild.
+        let mut all = rejected.into_iter().map(|entry| entry.rejected);
+        if let Some(missing) = all.find(|of| of.tenant.is_none() && of.payload.is_empty()) {
+            message.extend([". ", &missing.reason]);
+        }
+        return Ok((Verdict::Warning, message));
     }
     let status = match config.analytics.source {
         Source::Debezium => "`hapax cdc status` says whether Debezium is behind",
         _ => "`hapax relay status` says whether the relay is behind",
     };
     let (now, at) = tokio::try_join!(model.now(), model.last_sync_at(Uuid::nil()))?;
+    if let Some(unfinished) = model.unfinished().await? {
+        return Ok((Verdict::Warning, unfinished));
+    }
     Ok(match at {
         None => (
-            "warning",
+            Verdict::Warning,
             format!("nothing is known of how far it is; a running `hapax serve` feeds it, and {status}"),
         ),
         Some(at) if now.since(at) > STALE_AFTER => {
             let behind = now.since(at).as_secs();
-            let told = format!(
+            let message = format!(
                 "it is complete up to {at}, {behind} s ago; a running `hapax serve` feeds it, and {status}"
             );
-            ("warning", told)
+            (Verdict::Warning, message)
         }
-        Some(at) => ("fine", format!("it is complete up to {at}")),
+        Some(at) => (Verdict::Fine, format!("it is complete up to {at}")),
     })
 }

@@ -130,12 +130,13 @@ pub async fn run(global: &Global, args: &EraseArgs) -> Result<u8, Failure> {
     }
     let mut beyond = places.beyond.clone();
     beyond.extend(work.compact().await?);
-    let topic = config.feed_settings().topic;
-    let ends = match places.bus.as_deref() {
-        Some(bus) => Some((&topic, trail::ranges(bus, &topic).await?)),
-        None => None,
-    };
-    let state = trail.end(&erased, &left, settled, ends).await?;
+    let mut ends = Vec::new();
+    if let Some(bus) = places.bus.as_deref() {
+        for topic in &places.topics {
+            ends.push((topic.clone(), trail::ranges(bus, topic).await?));
+        }
+    }
+    let state = trail.end(&erased, &left, settled, &ends).await?;
     let is_left = left.total() > 0;
     show(global, &Report { subject: &subject, dry_run: false, erased, left, state: Some(state), beyond })?;
     Ok(if is_left { failure::BROKEN_PROMISE } else { 0 })
@@ -145,10 +146,10 @@ fn must_be_known(known: bool, subject: &Subject) -> Result<(), Failure> {
     if known {
         return Ok(());
     }
-    let told = format!(
+    let message = format!(
         "there is nothing of {subject}, and never was as far as the stores know; nothing was changed"
     );
-    Err(Error::NotFound(told).into())
+    Err(Error::NotFound(message).into())
 }
 
 fn show(global: &Global, report: &Report<'_>) -> Result<(), Failure> {
@@ -180,5 +181,5 @@ fn show(global: &Global, report: &Report<'_>) -> Result<(), Failure> {
         Some(state) => print::line(&format!("{of}: {rows} erased. {}", state.sentence()))?,
     }
     print::line("out of reach:")?;
-    beyond.iter().try_for_each(|told| print::line(&format!("  {}", print::escaped(told))))
+    beyond.iter().try_for_each(|place| print::line(&format!("  {}", print::escaped(place))))
 }

@@ -11,7 +11,7 @@ use hapax::erase::Eraser;
 use hapax::open::{OpenSettings, ProjectionUse};
 use hapax::projection::Projection;
 use hapax::records::{ModuleSlug, Records, Roles};
-use hapax::{Error, Journal, Ledger};
+use hapax::{Error, Journal, Ledger, Topic};
 
 use crate::cli::Global;
 use crate::failure::Failure;
@@ -28,6 +28,8 @@ pub struct Places {
     pub projection: Option<Arc<dyn Projection>>,
     /// A bus whose topics only their retention empties.
     pub bus: Option<Arc<dyn Bus>>,
+    /// Its topics that carry payloads of records: the relay's, and Debezium's if the read model is fed by that.
+    pub topics: Vec<Topic>,
     /// What erasing does not reach, a sentence each.
     pub beyond: Vec<String>,
 }
@@ -47,7 +49,7 @@ fn as_it_is(mut settings: OpenSettings) -> OpenSettings {
 fn there<T>(opened: Result<T, Error>) -> Result<Option<T>, Failure> {
     match opened {
         Ok(opened) => Ok(Some(opened)),
-        Err(Error::Schema(told)) if told.starts_with("there ") => Ok(None),
+        Err(Error::Schema(message)) if message.starts_with("there ") => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
@@ -69,6 +71,7 @@ impl Places {
             model: None,
             projection: None,
             bus: None,
+            topics: Vec::new(),
             beyond: BEYOND.map(str::to_owned).into(),
         };
         places.open_erasers(config, skip).await?;
@@ -84,8 +87,8 @@ impl Places {
             places.model = there(model.partitions().await)?.map(|_| model);
         }
         if config.analytics.url.as_deref().is_some_and(|url| url.starts_with("clickhouse")) {
-            let told = "ClickHouse: parts that were replaced stay on its disks for old_parts_lifetime (8 minutes by default)";
-            places.beyond.push(told.to_owned());
+            let message = "ClickHouse: parts that were replaced stay on its disks for old_parts_lifetime (8 minutes by default)";
+            places.beyond.push(message.to_owned());
         }
         if config.projection.url.is_some() {
             let projection = project::projection(config, ProjectionUse::Run).await?;
@@ -122,11 +125,11 @@ impl Places {
             }
             match hapax::open::eraser(&url, &schema).await {
                 Ok(eraser) => self.erasers.push(eraser),
-                Err(Error::Unsupported(told)) if skip => self.beyond.push(told),
-                Err(Error::Unsupported(told)) => {
-                    let told =
-                        format!("{told}. --skip-unsupported erases everywhere else; nothing was changed");
-                    return Err(Error::Unsupported(told).into());
+                Err(Error::Unsupported(message)) if skip => self.beyond.push(message),
+                Err(Error::Unsupported(message)) => {
+                    let message =
+                        format!("{message}. --skip-unsupported erases everywhere else; nothing was changed");
+                    return Err(Error::Unsupported(message).into());
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -157,18 +160,22 @@ impl Places {
             return Ok(());
         }
         let bus = open::bus(config).await?;
-        let topic = &config.feed_settings().topic;
-        let Some(info) = bus.topic(topic).await? else { return Ok(()) };
-        let kept = match info.retention {
-            Some(retention) => format!("for {} s", retention.as_secs()),
-            None => "for ever".to_owned(),
-        };
-        let before = if config.analytics.source == Source::Debezium {
-            " (deletions carry the row before)"
-        } else {
-            ""
-        };
-        self.beyond.push(format!("topic {topic} on Kafka, which keeps what was published{before} {kept}"));
+        // The relay publishes every event, also where Debezium feeds the read model.
+        let mut topics = vec![(&config.relay.topic, "")];
+        if config.analytics.source == Source::Debezium {
+            topics.push((&config.cdc.topic, " (deletions carry the row before)"));
+        }
+        topics.dedup_by_key(|(topic, _)| *topic);
+        for (topic, before) in topics {
+            let Some(info) = bus.topic(topic).await? else { continue };
+            let kept = match info.retention {
+                Some(retention) => format!("for {} s", retention.as_secs()),
+                None => "for ever".to_owned(),
+            };
+            self.beyond
+                .push(format!("topic {topic} on Kafka, which keeps what was published{before} {kept}"));
+            self.topics.push(topic.clone());
+        }
         self.bus = Some(bus);
         Ok(())
     }

@@ -1,8 +1,8 @@
-//! What audit rows say of an erasure, and what follows from that: whether the topic has let go of everything that was
+//! What audit rows say of an erasure, and what follows from that: whether each topic has let go of everything that was
 //! published before.
 //!
 //! A row `erase.begin` is written before anything is changed, and `erase.pass` after a pass. If a pass ended with
-//! everything published, its row has the end of each partition of the topic. Once each partition begins at or after
+//! everything published, its row has the end of each partition of each topic. Once each partition begins at or after
 //! that end, nothing from before the pass can be read again. Offsets decide, not times: a broker may keep records for
 //! longer than the retention says.
 
@@ -18,7 +18,7 @@ const BEGIN: &str = "erase.begin";
 const PASS: &str = "erase.pass";
 const GONE: &str = "erase.gone";
 const ENDS: &str = "ends of ";
-/// The longest list of ends that fits into a row.
+/// The longest lists of ends that fit into a row.
 const ENDS_CHARS_MAX: usize = 3500;
 
 /// How far an erasure is.
@@ -26,7 +26,7 @@ const ENDS_CHARS_MAX: usize = 3500;
 pub enum State {
     /// Nothing of it is left in what hapax keeps, and nothing can bring it back.
     Gone,
-    /// The topic still has it.
+    /// This topic still has it; others may too.
     InTopic(Topic),
     /// The relay or the read model has not passed the deletions.
     OnItsWay,
@@ -90,23 +90,22 @@ impl<'t> Trail<'t> {
         erased: &Counts,
         left: &Counts,
         settled: bool,
-        topic: Option<(&Topic, Vec<(i64, i64)>)>,
+        topics: &[(Topic, Vec<(i64, i64)>)],
     ) -> Result<State, Failure> {
         let mut details = text(erased);
         let state = if left.total() > 0 {
             State::Left
         } else if !settled {
             State::OnItsWay
-        } else if let Some((topic, ranges)) = topic {
-            if self.is_removed(topic, &ranges).await? {
-                State::Gone
-            } else {
-                let ends = ends_text(topic, &ranges);
-                details.push_str(&ends);
-                State::InTopic(topic.clone())
-            }
         } else {
-            State::Gone
+            let mut has_it = None;
+            for (topic, ranges) in topics {
+                if !self.is_removed(topic, ranges).await? {
+                    details.push_str(&ends_text(topic, ranges, topics.len()));
+                    has_it = has_it.or_else(|| Some(topic.clone()));
+                }
+            }
+            has_it.map_or(State::Gone, State::InTopic)
         };
         self.note(PASS, &details).await?;
         if state == State::Gone {
@@ -159,14 +158,16 @@ fn text(counts: &Counts) -> String {
     if parts.is_empty() { "nothing was left".to_owned() } else { parts.join(", ") }
 }
 
-fn ends_text(topic: &Topic, ranges: &[(i64, i64)]) -> String {
+/// Of so many lists in one row.
+fn ends_text(topic: &Topic, ranges: &[(i64, i64)], lists: usize) -> String {
     let ends: Vec<String> = ranges.iter().map(|(_, end)| end.to_string()).collect();
     let text = format!("; {ENDS}{topic} {}", ends.join(","));
-    if text.len() > ENDS_CHARS_MAX { String::new() } else { text }
+    if text.len() > ENDS_CHARS_MAX / lists.max(1) { String::new() } else { text }
 }
 
 fn ends_of(topic: &Topic, details: &str) -> Option<Vec<i64>> {
     let (_, ends) = details.split_once(&format!("; {ENDS}{topic} "))?;
+    let ends = ends.split_once(';').map_or(ends, |(ends, _)| ends);
     ends.split(',').map(|end| end.parse().ok()).collect()
 }
 
@@ -180,10 +181,13 @@ mod tests {
     #[test]
     fn ends_are_read_as_they_were_written() {
         let topic = Topic::new("records").unwrap();
-        let details = format!("journal events: 3{}", ends_text(&topic, &[(0, 7), (2, 9)]));
+        let second = Topic::new("second").unwrap();
+        let mut details = format!("journal events: 3{}", ends_text(&topic, &[(0, 7), (2, 9)], 2));
+        details.push_str(&ends_text(&second, &[(0, 4)], 2));
         assert_eq!(ends_of(&topic, &details), Some(vec![7, 9]));
+        assert_eq!(ends_of(&second, &details), Some(vec![4]));
         assert_eq!(ends_of(&Topic::new("others").unwrap(), &details), None);
-        assert_eq!(ends_text(&topic, &vec![(0, i64::MAX); 1000]), "");
+        assert_eq!(ends_text(&topic, &vec![(0, i64::MAX); 1000], 1), "");
     }
 
     /// Gone is said when the topic begins after the end that an earlier pass has seen, and not before.
@@ -195,7 +199,7 @@ mod tests {
         let trail = Trail::new(&access, &subject, "me", "");
         let (some, none) = (Counts(vec![("journal events".into(), 3)]), Counts::default());
         let end = async |found: &Counts, ranges: [(i64, i64); 2]| {
-            trail.end(found, &none, true, Some((&topic, ranges.to_vec()))).await.unwrap()
+            trail.end(found, &none, true, &[(topic.clone(), ranges.to_vec())]).await.unwrap()
         };
         let in_topic = || State::InTopic(topic.clone());
         trail.begin(&some).await.unwrap();
@@ -209,9 +213,28 @@ mod tests {
         // Another subject has passed nothing.
         let other = Subject::tenant(hapax::Tenant::new("u").unwrap());
         let other = Trail::new(&access, &other, "me", "");
-        let ranges = vec![(5, 9), (3, 3)];
-        assert_eq!(other.end(&none, &none, true, Some((&topic, ranges))).await.unwrap(), in_topic());
-        assert_eq!(trail.end(&none, &none, false, None).await.unwrap(), State::OnItsWay);
-        assert_eq!(trail.end(&none, &some, true, None).await.unwrap(), State::Left);
+        let topics = [(topic.clone(), vec![(5, 9), (3, 3)])];
+        assert_eq!(other.end(&none, &none, true, &topics).await.unwrap(), in_topic());
+        assert_eq!(trail.end(&none, &none, false, &[]).await.unwrap(), State::OnItsWay);
+        assert_eq!(trail.end(&none, &some, true, &[]).await.unwrap(), State::Left);
+    }
+
+    /// Of two topics both must have let go, each at its own time; the first that has not is named.
+    #[tokio::test]
+    async fn every_topic_must_have_removed_it() {
+        let access = MemoryAccess::default();
+        let [first, second] = ["first", "second"].map(|name| Topic::new(name).unwrap());
+        let subject = Subject::tenant(hapax::Tenant::new("t").unwrap());
+        let trail = Trail::new(&access, &subject, "me", "");
+        let none = Counts::default();
+        let end = async |one: (i64, i64), other: (i64, i64)| {
+            let topics = [(first.clone(), vec![one]), (second.clone(), vec![other])];
+            trail.end(&none, &none, true, &topics).await.unwrap()
+        };
+        trail.begin(&none).await.unwrap();
+        assert_eq!(end((0, 5), (0, 7)).await, State::InTopic(first.clone()));
+        assert_eq!(end((5, 9), (0, 8)).await, State::InTopic(second.clone()));
+        assert_eq!(end((5, 9), (6, 9)).await, State::InTopic(second.clone()));
+        assert_eq!(end((5, 9), (7, 9)).await, State::Gone);
     }
 }

@@ -203,9 +203,9 @@ impl Work<'_> {
                 None => return Ok(()),
             }
         }
-        let told =
+        let message =
             format!("record {}/{} is written to all the time; run this again", record.module, record.id);
-        Err(Failure::dependency("contended", told))
+        Err(Failure::dependency("contended", message))
     }
 
     /// Entries of the subject whose bytes are held.
@@ -243,11 +243,12 @@ impl Work<'_> {
         for entry in &held {
             let mut intervene = Intervene {
                 identity: entry.identity.clone(),
-                time: (!entry.week.is_timeless()).then(|| entry.week.start()),
+                time: crate::ledger::act::Target::of(entry).time,
                 what: Intervention::Kill,
                 by: self.by.to_owned(),
                 reason: "erased".to_owned(),
                 out_of_order: false,
+                token: None,
                 dry_run: false,
             };
             for what in [Intervention::Kill, Intervention::Drop] {

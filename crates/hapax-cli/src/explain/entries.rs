@@ -1,14 +1,14 @@
 //! Steps of the ledger: when a scope first saw an event, what operators did, and how it stands.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use hapax::id::Visible;
-use hapax::ledger::{Audit, Entry, Filter, Intervention, State};
+use hapax::ledger::{Audit, Entry, Filter, Identity, Intervention, Logged, State};
 use hapax::words::counted;
-use hapax::{EventId, Fingerprint, Ledger, Owner, Tenant, Time};
+use hapax::{EventId, Fingerprint, Ledger, Owner, Scope, Tenant, Time};
 
-use super::life::{Layer, Queue, Step, stamp};
-use super::stores::Sight;
+use super::explanation::{Layer, Queue, Step, stamp};
+use super::skips::{self, Skips};
+use super::stores::Visibility;
 
 /// How many entries are looked at, and how many on a page.
 const ENTRIES_MAX: usize = 2000;
@@ -52,6 +52,7 @@ pub struct Found {
     /// If there is nothing: the tenants that have something of this name.
     pub others: Vec<Option<Tenant>>,
     audit: Vec<Audit>,
+    skips: Skips,
     now: Time,
     /// What was left out, if anything was.
     pub left_out: Vec<String>,
@@ -62,10 +63,12 @@ pub async fn look(
     ledger: &dyn Ledger,
     tenant: Option<&Tenant>,
     filter: Filter,
-    sight: &Sight,
+    visibility: &Visibility,
 ) -> hapax::Result<Found> {
-    let filter = Filter { scopes: sight.scopes.clone(), ..filter };
-    let mut found = look_without_audit(ledger, tenant, filter, sight).await?;
+    let filter = Filter { scopes: visibility.scopes.clone(), ..filter };
+    let wanted: Vec<EventId> = filter.id.iter().cloned().collect();
+    let mut found = look_without_audit(ledger, tenant, filter, visibility).await?;
+    found.skips = Skips::look(ledger, tenant, &wanted, &found, visibility).await?;
     found.audit = ledger.audit(AUDIT_MAX).await?;
     if found.audit.len() >= AUDIT_MAX {
         found.left_out.push(format!("audit rows before its latest {AUDIT_MAX} were not looked at"));
@@ -78,7 +81,7 @@ pub async fn look_without_audit(
     ledger: &dyn Ledger,
     tenant: Option<&Tenant>,
     mut filter: Filter,
-    sight: &Sight,
+    visibility: &Visibility,
 ) -> hapax::Result<Found> {
     let now = ledger.now().await?;
     let (mut seen, mut after, mut left_out) = (Vec::new(), None, Vec::new());
@@ -96,18 +99,32 @@ pub async fn look_without_audit(
         }
     }
     let mut others = BTreeSet::new();
-    if seen.is_empty() && !sight.is_bound {
+    if seen.is_empty() && !visibility.is_bound {
         filter.tenant = None;
         let page = ledger.list(&filter, None, OTHERS).await?;
         others.extend(page.entries.into_iter().map(|entry| entry.identity.tenant));
     }
-    Ok(Found { seen, others: others.into_iter().collect(), audit: Vec::new(), now, left_out })
+    let others = others.into_iter().collect();
+    Ok(Found { seen, others, audit: Vec::new(), skips: Skips::default(), now, left_out })
 }
 
 impl Found {
     /// The steps of each entry.
     pub fn threads(&self) -> Vec<Vec<Step>> {
         self.seen.iter().map(|seen| self.thread(seen)).collect()
+    }
+
+    /// The deliveries that were skipped.
+    pub fn skipped(&self) -> Vec<Vec<Step>> {
+        let seq = |logged: &Logged| {
+            self.seen.iter().find(|seen| seen.entry.identity == logged.identity).and_then(Seen::seq)
+        };
+        self.skips.logged.iter().map(|logged| skips::steps(logged, seq(logged))).collect()
+    }
+
+    /// What is not recorded of skips.
+    pub fn unrecorded_skips(&self) -> String {
+        self.skips.unrecorded()
     }
 
     fn thread(&self, seen: &Seen) -> Vec<Step> {
@@ -123,10 +140,8 @@ impl Found {
             .fact("seq", seen.seq())
             .fact("fingerprint", entry.fingerprint.as_ref().map(Fingerprint::to_string));
         let mut steps = vec![about(first)];
-        let named = entry.identity.to_string();
-        steps.extend(
-            self.audit.iter().rev().filter(|row| row.identity == named).map(|row| about(done_by(row))),
-        );
+        let of_it = self.audit.iter().rev().filter(|row| row.of.as_ref() == Some(&entry.identity));
+        steps.extend(of_it.map(|row| about(done_by(row))));
         steps.push(about(state(entry, self.now)));
         if let Some(held) = &seen.held {
             let step = Step::new(Layer::Ledger, "its bytes are held")
@@ -137,16 +152,24 @@ impl Found {
         steps
     }
 
-    /// What operators did to an event in scopes that have no entry of it any more. A row names tenant, scope and
-    /// id in one text; where that can be read in two ways, it is left out.
-    pub fn forgotten(&self, tenant: Option<&Tenant>, id: &EventId, sight: &Sight) -> Vec<Vec<Step>> {
-        let known: BTreeSet<_> = self.seen.iter().map(|seen| seen.entry.identity.to_string()).collect();
-        let mut threads = BTreeMap::<String, Vec<Step>>::new();
-        for row in self.audit.iter().rev().filter(|row| !known.contains(&row.identity)) {
-            let scope = scope_of(&row.identity, tenant, id).filter(|scope| sight.sees(scope));
-            let Some(scope) = scope else { continue };
-            let step = done_by(row).named(&scope).of(id, None);
-            threads.entry(scope).or_default().push(step);
+    /// What operators did to an event in scopes that have no entry of it any more. Rows of an earlier build, which
+    /// name tenant, scope and id in one text, are left out: it can be read in two ways.
+    pub fn forgotten(
+        &self,
+        tenant: Option<&Tenant>,
+        id: &EventId,
+        visibility: &Visibility,
+    ) -> Vec<Vec<Step>> {
+        let is_known = |of: &Identity| self.seen.iter().any(|seen| seen.entry.identity == *of);
+        let mut threads = BTreeMap::<&Scope, Vec<Step>>::new();
+        for row in self.audit.iter().rev() {
+            let Some(of) = row.of.as_ref().filter(|of| of.tenant.as_ref() == tenant && of.id == *id) else {
+                continue;
+            };
+            if visibility.sees(of.scope.as_str()) && !is_known(of) {
+                let step = done_by(row).named(&of.scope).of(id, None);
+                threads.entry(&of.scope).or_default().push(step);
+            }
         }
         threads.into_values().collect()
     }
@@ -211,8 +234,10 @@ impl Found {
     /// Whether an operator skipped what the parked events wait behind.
     fn was_skipped(&self, of: &[(u64, &Seen)]) -> bool {
         let parked = of.iter().filter(|(_, seen)| seen.entry.state == State::Parked);
-        let parked: BTreeSet<_> = parked.map(|(_, seen)| seen.entry.identity.to_string()).collect();
-        let is_skip = |row: &Audit| row.what == Intervention::Skip.name() && parked.contains(&row.identity);
+        let parked: HashSet<_> = parked.map(|(_, seen)| &seen.entry.identity).collect();
+        let is_skip = |row: &Audit| {
+            row.what == Intervention::Skip.name() && row.of.as_ref().is_some_and(|of| parked.contains(of))
+        };
         self.audit.iter().any(is_skip)
     }
 }
@@ -230,16 +255,6 @@ fn word(state: State) -> &'static str {
         State::Retry => "waiting for its next run",
         other => other.name(),
     }
-}
-
-/// The scope of an audit row about this event of this tenant.
-fn scope_of(identity: &str, tenant: Option<&Tenant>, id: &EventId) -> Option<String> {
-    let of = identity.strip_suffix(&format!("/{}", Visible(&id.as_str())))?;
-    let scope = match tenant {
-        Some(tenant) => of.strip_prefix(&format!("{}/", Visible(tenant.as_str())))?,
-        None => of,
-    };
-    (!scope.is_empty() && !scope.contains('/')).then(|| scope.to_owned())
 }
 
 /// What an operator did.
@@ -294,21 +309,4 @@ fn state(entry: &Entry, now: Time) -> Step {
         .fact("suspect", entry.suspect.then_some(true))
         .fact("unordered", entry.unordered.then_some(true));
     if happened { step.at(entry.at) } else { step }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_row_is_of_one_scope_or_left_out() {
-        let (id, acme) = (EventId::new("e-1").unwrap(), Tenant::new("acme").unwrap());
-        let scope = |text, tenant| scope_of(text, tenant, &id);
-        assert_eq!(scope("mailer/e-1", None).as_deref(), Some("mailer"));
-        assert_eq!(scope("acme/mailer/e-1", Some(&acme)).as_deref(), Some("mailer"));
-        assert_eq!(scope("acme/mailer/e-1", None), None);
-        assert_eq!(scope("mailer/e-1", Some(&acme)), None);
-        assert_eq!(scope("mailer/e-11", None), None);
-        assert_eq!(scope("/e-1", None), None);
-    }
 }

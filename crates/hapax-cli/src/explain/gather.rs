@@ -1,17 +1,18 @@
-//! Asks the stores, and makes the life of an event of what they answer.
+//! Asks the stores, and makes the history of an event of what they answer.
 
 use hapax::analytics::Uuid;
 use hapax::clock::{Clock as _, SystemClock};
 use hapax::journal::{Checkpoint, Position, RelayState, Stored};
 use hapax::keyed::{Answer, IdempotencyKey, KeyEntry, KeyStatus, Keys};
 use hapax::ledger::Filter;
-use hapax::records::{KIND_PREFIX, module_of, tenant_id};
+use hapax::projection::Content;
+use hapax::records::{KIND_PREFIX, Name, module_of, tenant_id};
 use hapax::{Aggregate, Error, EventId, Journal, Kind, Tenant, Time};
 use serde::Deserialize;
 
 use super::entries::{self, Found};
-use super::life::{Layer, Life, Queue, Step, Subject, in_order, stamp};
-use super::stores::{Sight, Stores};
+use super::explanation::{Explanation, Layer, Queue, Step, Subject, in_order, stamp};
+use super::stores::{Stores, Visibility};
 use crate::failure::Failure;
 use crate::keys::look::why_missing;
 use crate::print;
@@ -22,17 +23,23 @@ const PAGE: usize = 500;
 
 /// What is not recorded, as far as it concerns what is shown.
 #[derive(Default)]
-struct Unrecorded(Vec<&'static str>);
+struct Unrecorded(Vec<&'static str>, Option<String>);
 
 impl Unrecorded {
-    fn sentence(mut self) -> String {
-        self.0.insert(0, "deliveries that were skipped as duplicates");
-        format!("Not recorded, and so not shown: {}.", self.0.join("; "))
+    fn sentence(self) -> String {
+        // Without a ledger that answered, nothing is known of skips.
+        let skips = self.1.unwrap_or_else(|| "deliveries that were skipped".to_owned());
+        let all: Vec<_> = std::iter::once(skips.as_str()).chain(self.0).collect();
+        format!("Not recorded, and so not shown: {}.", all.join("; "))
     }
 }
 
-/// The life of one event.
-pub async fn event(stores: &mut Stores<'_>, tenant: Option<&Tenant>, id: &EventId) -> Result<Life, Failure> {
+/// The history of one event.
+pub async fn event(
+    stores: &mut Stores<'_>,
+    tenant: Option<&Tenant>,
+    id: &EventId,
+) -> Result<Explanation, Failure> {
     let (mut threads, mut unrecorded) = (Vec::new(), Unrecorded::default());
     let mut aggregate = None;
     if let Some(journal) = stores.journal().await? {
@@ -41,7 +48,7 @@ pub async fn event(stores: &mut Stores<'_>, tenant: Option<&Tenant>, id: &EventI
             if let Some(stored) = &stored {
                 aggregate = of_record(stored);
                 unrecorded.0.push("when the relay published the event");
-                threads.push(journaled(stored, &relays, &stores.sight));
+                threads.push(journaled(stored, &relays, &stores.visibility));
             } else {
                 stores
                     .say("journal", "it has no event with this id (it was not appended there, or was swept)");
@@ -51,7 +58,7 @@ pub async fn event(stores: &mut Stores<'_>, tenant: Option<&Tenant>, id: &EventI
     let mut others = Vec::new();
     if let Some(ledger) = stores.ledger().await? {
         let filter = Filter { id: Some(id.clone()), ..Filter::default() };
-        let found = entries::look(&*ledger, tenant, filter, &stores.sight).await;
+        let found = entries::look(&*ledger, tenant, filter, &stores.visibility).await;
         if let Some(found) = stores.answer("ledger", found)? {
             others.clone_from(&found.others);
             note_entries(stores, &found, &mut unrecorded);
@@ -59,8 +66,9 @@ pub async fn event(stores: &mut Stores<'_>, tenant: Option<&Tenant>, id: &EventI
             if of_entries.is_empty() {
                 stores.say("ledger", "no scope has an entry of it");
             }
-            threads.extend(found.forgotten(tenant, id, &stores.sight));
+            threads.extend(found.forgotten(tenant, id, &stores.visibility));
             threads.extend(of_entries);
+            threads.extend(found.skipped());
         }
     }
     if threads.is_empty() {
@@ -70,15 +78,15 @@ pub async fn event(stores: &mut Stores<'_>, tenant: Option<&Tenant>, id: &EventI
         unrecorded.0.push("which key wrote the event");
         threads.extend(record(stores, tenant, aggregate).await?);
     }
-    Ok(life(stores, Subject::Event(id.to_string()), tenant, threads, Vec::new(), unrecorded))
+    Ok(explanation(stores, Subject::Event(id.to_string()), tenant, threads, Vec::new(), unrecorded))
 }
 
-/// The life of an aggregate's events.
+/// The history of an aggregate's events.
 pub async fn aggregate(
     stores: &mut Stores<'_>,
     tenant: Option<&Tenant>,
     aggregate: &Aggregate,
-) -> Result<Life, Failure> {
+) -> Result<Explanation, Failure> {
     let mut unrecorded = Unrecorded::default();
     let events = events_of(stores, tenant, aggregate, &mut unrecorded).await?;
     if events.threads.is_empty() {
@@ -86,15 +94,15 @@ pub async fn aggregate(
         return Err(missing(stores, &what, &events.others));
     }
     let of = Subject::Aggregate(aggregate.to_string());
-    Ok(life(stores, of, tenant, events.threads, events.queues, unrecorded))
+    Ok(explanation(stores, of, tenant, events.threads, events.queues, unrecorded))
 }
 
-/// The life of a keyed write, and of the record that it wrote.
+/// The history of a keyed write, and of the record that it wrote.
 pub async fn key(
     stores: &mut Stores<'_>,
     tenant: Option<&Tenant>,
     key: &IdempotencyKey,
-) -> Result<Life, Failure> {
+) -> Result<Explanation, Failure> {
     let subject = format!("key {}", print::escaped(key.as_str()));
     let Some(keys) = stores.keys().await? else { return Err(missing(stores, &subject, &[])) };
     let found = ask_key(&*keys, tenant, key).await;
@@ -102,10 +110,10 @@ pub async fn key(
         return Err(missing(stores, &subject, &[]));
     };
     let Some(entry) = entry else {
-        let told = format!("there is no {subject}; {}", why_missing(&status));
-        return Err(Error::NotFound(told).into());
+        let message = format!("there is no {subject}; {}", why_missing(&status));
+        return Err(Error::NotFound(message).into());
     };
-    let mut unrecorded = Unrecorded(vec!["requests that were answered from the key"]);
+    let mut unrecorded = Unrecorded(vec!["requests that were answered from the key"], None);
     let (mut threads, mut queues) = (vec![keyed(&entry, &status)], Vec::new());
     if let KeyStatus::Done(kept) = &status
         && let Some((aggregate, seq)) = written(&kept.answer)
@@ -121,46 +129,47 @@ pub async fn key(
             queues = events.queues;
         }
     }
-    Ok(life(stores, Subject::Key(key.to_string()), tenant, threads, queues, unrecorded))
+    Ok(explanation(stores, Subject::Key(key.to_string()), tenant, threads, queues, unrecorded))
 }
 
 /// Puts it together.
-fn life(
+fn explanation(
     stores: &mut Stores<'_>,
     of: Subject,
     tenant: Option<&Tenant>,
     threads: Vec<Vec<Step>>,
     scopes: Vec<Queue>,
     unrecorded: Unrecorded,
-) -> Life {
-    Life {
+) -> Explanation {
+    Explanation {
         of,
         tenant: tenant.map(ToString::to_string),
         asked_at: SystemClock.now(),
         steps: in_order(threads),
         scopes,
-        stores: std::mem::take(&mut stores.told),
+        stores: std::mem::take(&mut stores.answers),
         not_recorded: unrecorded.sentence(),
     }
 }
 
 /// Nothing was found: nobody knows it, or not everybody could be asked.
 fn missing(stores: &Stores<'_>, what: &str, others: &[Option<Tenant>]) -> Failure {
-    let told: Vec<_> = stores.told.iter().map(|told| format!("{}: {}", told.store, told.message)).collect();
-    let told = told.join("; ");
+    let messages: Vec<_> =
+        stores.answers.iter().map(|one| format!("{}: {}", one.store, one.message)).collect();
+    let messages = messages.join("; ");
     if stores.is_away() || stores.there == 0 {
-        return Failure::dependency("unavailable", format!("nothing is known of {what}; {told}"));
+        return Failure::dependency("unavailable", format!("nothing is known of {what}; {messages}"));
     }
     // Who else is a tenant is nobody's business who did not ask for it.
-    let hint = if stores.sight.is_bound {
+    let hint = if stores.visibility.is_bound {
         "of this tenant, in the scopes that may be seen".to_owned()
     } else if others.is_empty() || !stores.names_others {
         "an event belongs to a tenant: --tenant; --all-tenants names those that have one".to_owned()
     } else {
         format!("{}: give --tenant", known_to(others))
     };
-    let told = if told.is_empty() { String::new() } else { format!("; {told}") };
-    Error::NotFound(format!("no store has {what} ({hint}){told}")).into()
+    let messages = if messages.is_empty() { String::new() } else { format!("; {messages}") };
+    Error::NotFound(format!("no store has {what} ({hint}){messages}")).into()
 }
 
 /// Which other tenants the ledger knows something of this name of.
@@ -187,8 +196,9 @@ fn note_entries(stores: &mut Stores<'_>, found: &Found, unrecorded: &mut Unrecor
     if found.seen.iter().any(|seen| seen.entry.attempts > 1) {
         unrecorded.0.push("runs of a scope before its last one");
     }
-    for told in &found.left_out {
-        stores.say("ledger", told.as_str());
+    unrecorded.1 = Some(found.unrecorded_skips());
+    for message in &found.left_out {
+        stores.say("ledger", message.as_str());
     }
 }
 
@@ -231,14 +241,14 @@ async fn events_of(
             if !read.events.is_empty() {
                 unrecorded.0.push("when the relay published an event");
             }
-            let sight = &stores.sight;
-            let steps = read.events.iter().map(|stored| journaled(stored, &read.relays, sight));
+            let visibility = &stores.visibility;
+            let steps = read.events.iter().map(|stored| journaled(stored, &read.relays, visibility));
             events.threads.extend(steps);
         }
     }
     if let Some(ledger) = stores.ledger().await? {
         let filter = Filter { aggregate: Some(aggregate.clone()), ..Filter::default() };
-        let found = entries::look(&*ledger, tenant, filter, &stores.sight).await;
+        let found = entries::look(&*ledger, tenant, filter, &stores.visibility).await;
         if let Some(found) = stores.answer("ledger", found)? {
             events.others.clone_from(&found.others);
             note_entries(stores, &found, unrecorded);
@@ -247,6 +257,7 @@ async fn events_of(
                 stores.say("ledger", "no scope has an entry of this aggregate");
             }
             events.threads.extend(of_entries);
+            events.threads.extend(found.skipped());
             events.queues = found.queues();
         }
     }
@@ -284,11 +295,11 @@ fn of_record(stored: &Stored) -> Option<Aggregate> {
 }
 
 /// An event in the journal, and what relays did with it.
-fn journaled(stored: &Stored, relays: &[RelayState], sight: &Sight) -> Vec<Step> {
+fn journaled(stored: &Stored, relays: &[RelayState], visibility: &Visibility) -> Vec<Step> {
     let event = &stored.event;
     let about = |step: Step| step.of(&event.id, Some(stored.seq));
     let header_bytes: usize = event.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
-    let what = format!("appended as seq {}{}", stored.seq, at_position(", at", &stored.position, sight));
+    let what = format!("appended as seq {}{}", stored.seq, at_position(", at", &stored.position, visibility));
     let step = Step::new(Layer::Journal, what)
         .at(stored.at)
         .fact("aggregate", stored.aggregate().map(Aggregate::as_str))
@@ -302,20 +313,20 @@ fn journaled(stored: &Stored, relays: &[RelayState], sight: &Sight) -> Vec<Step>
     if relays.is_empty() {
         steps.push(about(Step::new(Layer::Relay, "not published: no relay has followed this journal yet")));
     }
-    steps.extend(relays.iter().map(|relay| about(relayed(stored, relay, sight))));
+    steps.extend(relays.iter().map(|relay| about(relayed(stored, relay, visibility))));
     steps
 }
 
 /// A position in words. One with a name is that of an event that may be another tenant's.
-fn at_position(before: &str, position: &Position, sight: &Sight) -> String {
-    if sight.is_bound && position.name().is_some() {
+fn at_position(before: &str, position: &Position, visibility: &Visibility) -> String {
+    if visibility.is_bound && position.name().is_some() {
         return String::new();
     }
     format!("{before} position {position}")
 }
 
 /// What a relay did with an event.
-fn relayed(stored: &Stored, relay: &RelayState, sight: &Sight) -> Step {
+fn relayed(stored: &Stored, relay: &RelayState, visibility: &Visibility) -> Step {
     let step = |what: String| Step::new(Layer::Relay, what).named(&relay.relay);
     let Some(checkpoint) = &relay.checkpoint else {
         return step("not published yet: the relay has not saved how far it is".to_owned());
@@ -335,10 +346,10 @@ fn relayed(stored: &Stored, relay: &RelayState, sight: &Sight) -> Step {
             .fact("attempts", Some(behind.attempts));
     }
     if *position < stored.position || checkpoint.holds_back(stored) {
-        return step(format!("not published yet{}", at_position(": the relay is at", position, sight)))
+        return step(format!("not published yet{}", at_position(": the relay is at", position, visibility)))
             .fact("checkpoint_saved_at", saved);
     }
-    step(format!("published{}", at_position(": the relay is at", position, sight)))
+    step(format!("published{}", at_position(": the relay is at", position, visibility)))
         .fact("checkpoint_saved_at", saved)
 }
 
@@ -406,7 +417,7 @@ fn written(answer: &Answer) -> Option<(Aggregate, u64)> {
     module_of(&aggregate).is_some().then_some((aggregate, written.seq))
 }
 
-/// A record as it is, and what the read model has of it.
+/// A record as it is, and what the read model and the projection have of it.
 async fn record(
     stores: &mut Stores<'_>,
     tenant: Option<&Tenant>,
@@ -418,8 +429,8 @@ async fn record(
     let (mut steps, mut is_deleted) = (Vec::new(), false);
     if let Some(records) = stores.records().await? {
         let found = match records.get(tenant, &module, id).await {
-            Err(Error::NotFound(told)) => {
-                stores.say("records", told); // the module is not there
+            Err(Error::NotFound(message)) => {
+                stores.say("records", message); // the module is not there
                 None
             }
             other => stores.answer("records", other)?,
@@ -458,8 +469,35 @@ async fn record(
             steps.push(step);
         }
     }
+    steps.extend(projected(stores, Name { tenant: owner, module, id }).await?);
     // Each is a thread of its own: what has no time comes last.
     Ok(steps.into_iter().map(|step| vec![step]).collect())
+}
+
+/// What the search index or the cache has of a record.
+async fn projected(stores: &mut Stores<'_>, name: Name) -> Result<Option<Step>, Failure> {
+    let Some(projection) = stores.projection().await? else { return Ok(None) };
+    let asked = projection.documents(&[name]).await;
+    let Some(found) = stores.answer("projection", asked)? else { return Ok(None) };
+    let document = found.into_iter().next().flatten();
+    let seq = document.as_ref().map_or(0, |document| document.version.seq());
+    let (what, reason) = match document.as_ref().map(|document| &document.content) {
+        None => ("it has nothing of the record".to_owned(), None),
+        Some(Content::Present { .. }) => (format!("it has the record at seq {seq}"), None),
+        Some(Content::Deleted) => (format!("it is at seq {seq}, with which the record was deleted"), None),
+        Some(Content::Expired) => {
+            (format!("it is at seq {seq} of the record, whose content has expired there"), None)
+        }
+        Some(Content::Unreadable { reason }) => {
+            ("what it has of the record cannot be read".to_owned(), Some(reason.as_str()))
+        }
+        Some(_) => (format!("it is at seq {seq} of the record"), None),
+    };
+    let generation = document.as_ref().map(|document| document.version.generation());
+    let step = Step::new(Layer::Projection, what).fact("generation", generation).fact("reason", reason);
+    // Where it is concerns operators only.
+    let name = (!stores.visibility.is_bound).then(|| projection.about());
+    Ok(Some(Step { name, ..step }))
 }
 
 fn id_of(aggregate: &Aggregate) -> Option<Uuid> {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::life::{Life, Row, Step, pause, stamp};
+use super::explanation::{Explanation, Row, Step, pause, stamp};
 use crate::print;
 
 const HEAD: &str = r#"<meta charset="utf-8">
@@ -40,41 +40,41 @@ dd { margin: 0; min-width: 0; overflow-wrap: anywhere; }
 .note { padding: .5rem .75rem; background: var(--band); border: 1px solid var(--line); border-radius: 6px; }
 ";
 
-/// The page. `reasons` says whether the life has reasons.
-pub fn page(life: &Life, reasons: bool) -> String {
-    let (kind, name) = life.of.parts();
+/// The page. `reasons` says whether the history has reasons.
+pub fn page(explanation: &Explanation, reasons: bool) -> String {
+    let (kind, name) = explanation.of.parts();
     let name = plain(name);
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n{HEAD}<title>{kind} {name}</title>\n<style>{STYLE}</style>\n</head>\n\
          <body>\n<h1><small>{kind}</small> <bdi>{name}</bdi></h1>\n"
     );
     // Writing to a String cannot fail.
-    if let Some(tenant) = &life.tenant {
+    if let Some(tenant) = &explanation.tenant {
         let _ = writeln!(page, "<p class=\"soft\">tenant <bdi>{}</bdi></p>", plain(tenant));
     }
-    let _ = writeln!(page, "<p class=\"soft\">asked at {}</p>\n<ol>", stamp(life.asked_at));
-    for row in life.rows() {
+    let _ = writeln!(page, "<p class=\"soft\">asked at {}</p>\n<ol>", stamp(explanation.asked_at));
+    for row in explanation.rows() {
         match row {
             Row::Gap(gap) => {
                 let _ = writeln!(page, "<li class=\"gap\">… {} …</li>", pause(gap));
             }
-            Row::Step(step) => write_step(&mut page, life, step),
+            Row::Step(step) => write_step(&mut page, explanation, step),
         }
     }
     page.push_str("</ol>\n");
-    if !life.scopes.is_empty() {
+    if !explanation.scopes.is_empty() {
         page.push_str("<h2>Scopes</h2>\n");
-        for queue in &life.scopes {
+        for queue in &explanation.scopes {
             let _ = writeln!(page, "<p><b><bdi>{}</bdi></b> {}</p>", plain(&queue.scope), plain(&queue.what));
         }
     }
-    if !life.stores.is_empty() {
+    if !explanation.stores.is_empty() {
         page.push_str("<h2>Stores</h2>\n");
-        for told in &life.stores {
-            let _ = writeln!(page, "<p><b>{}</b> <bdi>{}</bdi></p>", told.store, plain(&told.message));
+        for answer in &explanation.stores {
+            let _ = writeln!(page, "<p><b>{}</b> <bdi>{}</bdi></p>", answer.store, plain(&answer.message));
         }
     }
-    let _ = writeln!(page, "<h2>Not shown</h2>\n<p class=\"note\">{}</p>", plain(&life.not_recorded));
+    let _ = writeln!(page, "<h2>Not shown</h2>\n<p class=\"note\">{}</p>", plain(&explanation.not_recorded));
     page.push_str(if reasons {
         "<p class=\"note\">Payloads, the values of headers and the bodies of answers are left out. Reasons are shown as they were \
          written, without what looks like a password or a token: they may quote a payload.</p>\n"
@@ -86,7 +86,7 @@ pub fn page(life: &Life, reasons: bool) -> String {
     page
 }
 
-fn write_step(page: &mut String, life: &Life, step: &Step) {
+fn write_step(page: &mut String, explanation: &Explanation, step: &Step) {
     // The first word of a layer is its class.
     let class = step.layer.name().split(' ').next().unwrap_or_default();
     let _ = write!(page, "<li class=\"step {class}\">");
@@ -102,11 +102,11 @@ fn write_step(page: &mut String, life: &Life, step: &Step) {
         let _ = write!(page, " <bdi>{}</bdi>", plain(name));
     }
     page.push_str("</span> ");
-    if let Some(seq) = step.seq.filter(|_| !life.is_of_one()) {
+    if let Some(seq) = step.seq.filter(|_| !explanation.is_of_one()) {
         let _ = write!(page, "<span class=\"soft\">seq {seq}</span> ");
     }
     let _ = write!(page, "<br>{}", plain(&step.what));
-    let facts = life.facts(step).into_iter();
+    let facts = explanation.facts(step).into_iter();
     let facts: Vec<_> = facts
         .map(|(name, value)| format!("<div><dt>{name}</dt><dd><bdi>{}</bdi></dd></div>", plain(&value)))
         .collect();
@@ -137,13 +137,13 @@ fn plain(text: &str) -> String {
 mod tests {
     use hapax::Time;
 
-    use super::super::life::{Layer, Subject};
+    use super::super::explanation::{Layer, Subject};
     use super::*;
 
     #[test]
     fn idle_gaps_are_folded_and_names_stay_text() {
         let step = |what: &str, at_s: i64| Step::new(Layer::Ledger, what).at(Time::from_millis(at_s * 1000));
-        let life = Life {
+        let explanation = Explanation {
             of: Subject::Event("</title><script>alert(1)</script>".into()),
             tenant: Some("\u{202e}\"'&".into()),
             asked_at: Time::default(),
@@ -152,7 +152,7 @@ mod tests {
             stores: Vec::new(),
             not_recorded: "Nothing.".into(),
         };
-        let page = page(&life, false);
+        let page = page(&explanation, false);
         assert!(page.contains("<li class=\"gap\">… 3 h 12 min …</li>"), "{page}");
         assert!(
             page.contains("&lt;script&gt;") && !page.contains("<script") && !page.contains("<b>"),

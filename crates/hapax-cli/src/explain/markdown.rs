@@ -2,22 +2,22 @@
 
 use std::fmt::Write as _;
 
-use super::life::{Life, Row, pause, stamp};
+use super::explanation::{Explanation, Row, pause, stamp};
 use crate::print;
 
-pub fn page(life: &Life) -> String {
-    let (kind, name) = life.of.parts();
+pub fn page(explanation: &Explanation) -> String {
+    let (kind, name) = explanation.of.parts();
     let mut page = format!("# {kind} {}\n\n", plain(name));
-    if let Some(tenant) = &life.tenant {
+    if let Some(tenant) = &explanation.tenant {
         let _ = write!(page, "Tenant {}. ", plain(tenant)); // writing to a String cannot fail
     }
-    let _ = writeln!(page, "Asked at {}.\n", stamp(life.asked_at));
+    let _ = writeln!(page, "Asked at {}.\n", stamp(explanation.asked_at));
     page.push_str("| at | seq | where | what |\n|---|---|---|---|\n");
-    for row in life.rows() {
+    for row in explanation.rows() {
         let _ = match row {
             Row::Gap(gap) => writeln!(page, "| | | | … {} … |", pause(gap)),
             Row::Step(step) => {
-                let facts = life.facts(step).into_iter();
+                let facts = explanation.facts(step).into_iter();
                 let facts: Vec<_> = facts.map(|(name, value)| format!("{name} {}", plain(&value))).collect();
                 let facts = if facts.is_empty() { String::new() } else { format!(" ({})", facts.join("; ")) };
                 writeln!(
@@ -32,16 +32,16 @@ pub fn page(life: &Life) -> String {
         };
     }
     page.push('\n');
-    for queue in &life.scopes {
+    for queue in &explanation.scopes {
         let _ = writeln!(page, "- scope {}: {}", plain(&queue.scope), queue.what);
     }
-    for told in &life.stores {
-        let _ = writeln!(page, "- {}: {}", told.store, plain(&told.message));
+    for answer in &explanation.stores {
+        let _ = writeln!(page, "- {}: {}", answer.store, plain(&answer.message));
     }
-    if !life.scopes.is_empty() || !life.stores.is_empty() {
+    if !explanation.scopes.is_empty() || !explanation.stores.is_empty() {
         page.push('\n');
     }
-    page.push_str(&life.not_recorded);
+    page.push_str(&explanation.not_recorded);
     page.push('\n');
     page
 }

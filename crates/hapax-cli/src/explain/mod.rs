@@ -1,16 +1,17 @@
-//! `hapax explain`: the whole life of an event, of a keyed write or of an aggregate, from what the stores record.
+//! `hapax explain`: the whole history of an event, of a keyed write or of an aggregate, from what the stores record.
 //!
-//! `gather` asks the stores that are there (`stores`) and makes a [`Life`](life::Life) of what they answer:
+//! `gather` asks the stores that are there (`stores`) and makes a [`Explanation`](explanation::Explanation) of what they answer:
 //! `entries` has the steps of the ledger. `text`, `markdown` and `html` show it. Payloads, the values of headers
 //! and the bodies of answers are never part of it.
 
 pub mod entries;
+pub mod explanation;
 pub mod gather;
 mod html;
-pub mod life;
 mod markdown;
 mod mask;
 mod output;
+mod skips;
 pub mod stores;
 mod text;
 
@@ -24,7 +25,7 @@ use crate::cli::Global;
 use crate::failure::{self, Failure};
 use crate::print;
 
-/// Show the whole life of an event: key, journal, relay, every scope, read model
+/// Show the whole history of an event: key, journal, relay, every scope, read model
 ///
 /// Asks the stores that are there what they recorded, and shows it in order. A store that does not answer is
 /// named, and the exit code is 3. Payloads and the values of headers are never shown; their sizes are. Reasons are
@@ -83,28 +84,28 @@ pub async fn run(global: &Global, args: &ExplainArgs) -> Result<u8, Failure> {
     let (mut stores, tenant) = (stores::Stores::new(global, &config), args.tenant.as_ref());
     stores.names_others = args.all_tenants;
     let file = args.html.as_deref().map(output::File::new).transpose()?;
-    let mut life = match &args.of {
+    let mut explanation = match &args.of {
         SubjectArgs { id: Some(id), .. } => gather::event(&mut stores, tenant, id).await?,
         SubjectArgs { key: Some(key), .. } => gather::key(&mut stores, tenant, key).await?,
         SubjectArgs { aggregate: Some(of), .. } => gather::aggregate(&mut stores, tenant, of).await?,
         SubjectArgs { .. } => return Err(Failure::config("name an event, a --key or an --aggregate")),
     };
-    life.hide_secrets(file.is_none() || args.reasons);
-    let is_away = life.stores.iter().any(|told| told.unreachable);
+    explanation.hide_secrets(file.is_none() || args.reasons);
+    let is_away = explanation.stores.iter().any(|answer| answer.unreachable);
     match file {
         Some(file) => {
-            file.write(&html::page(&life, args.reasons))?;
+            file.write(&html::page(&explanation, args.reasons))?;
             let name = args.html.as_deref().unwrap_or(Path::new("")).display().to_string();
             print::line(&format!("{} is written", print::escaped(&name)))?;
         }
-        None if args.md => print::line(markdown::page(&life).trim_end())?,
+        None if args.md => print::line(markdown::page(&explanation).trim_end())?,
         None if global.json => {
-            let value = serde_json::to_value(&life);
+            let value = serde_json::to_value(&explanation);
             let corrupt =
                 |error| hapax::Error::Corrupt(format!("the report cannot be written as JSON: {error}"));
             print::json(&value.map_err(corrupt)?)?;
         }
-        None => text::show(&life)?,
+        None => text::show(&explanation)?,
     }
     Ok(if is_away { failure::DEPENDENCY } else { 0 })
 }

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use crate::failure::Failure;
 use crate::print;
 
-/// How many names of part files are tried.
-const TRIES: u32 = 100;
+/// How many names to try for the part file.
+const ATTEMPTS_MAX: u32 = 100;
 
 /// A file that can be written to.
 pub struct File {
@@ -19,7 +19,7 @@ pub struct File {
 }
 
 impl File {
-    /// Checks the place before anything is asked. What is there and is no file is never replaced.
+    /// Checks the place before anything is asked. What is there and is not a file is never replaced.
     pub fn new(given: &Path) -> Result<Self, Failure> {
         let shown = print::escaped(&given.display().to_string());
         let path = match given.canonicalize() {
@@ -30,7 +30,7 @@ impl File {
             Err(error) => return Err(Failure::config(format!("--html {shown}: {error}"))),
         };
         if path.metadata().is_ok_and(|about| !about.is_file()) {
-            return Err(Failure::config(format!("--html {shown} is no file; name one, or a new one")));
+            return Err(Failure::config(format!("--html {shown} is not a file; name one, or a new one")));
         }
         Ok(File { given: shown, path })
     }
@@ -55,7 +55,7 @@ impl File {
         options.write(true).create_new(true);
         #[cfg(unix)]
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-        for number in 0..TRIES {
+        for number in 0..ATTEMPTS_MAX {
             let mut part = self.path.clone().into_os_string();
             part.push(format!(".{}-{number}.part", std::process::id()));
             match options.open(&part) {

@@ -7,11 +7,12 @@ use std::sync::Arc;
 use hapax::analytics::ReadModel;
 use hapax::config::{Config, Migrate, sqlite_path};
 use hapax::keyed::Keys;
-use hapax::open::OpenSettings;
+use hapax::open::{OpenSettings, ProjectionUse};
+use hapax::projection::Projection;
 use hapax::records::Records;
 use hapax::{Error, Journal, Ledger, Scope};
 
-use super::life::Told;
+use super::explanation::StoreAnswer;
 use crate::cli::Global;
 use crate::failure::Failure;
 use crate::open;
@@ -24,8 +25,8 @@ pub struct Stores<'c> {
     config: &'c Config,
     /// Those of a server, which are open already.
     open: Option<Open>,
-    pub sight: Sight,
-    pub told: Vec<Told>,
+    pub visibility: Visibility,
+    pub answers: Vec<StoreAnswer>,
     /// How many stores could be asked.
     pub there: usize,
     /// Whether other tenants may be named.
@@ -35,14 +36,14 @@ pub struct Stores<'c> {
 /// What the one who asks may see. Whoever opens the stores may see everything in them; a caller of a server may
 /// be bound to a tenant and to scopes.
 #[derive(Debug, Clone, Default)]
-pub struct Sight {
+pub struct Visibility {
     /// Only these scopes; none: all.
     pub scopes: Option<BTreeSet<Scope>>,
     /// Whether other tenants must not be named, nor anything that shows what they have.
     pub is_bound: bool,
 }
 
-impl Sight {
+impl Visibility {
     pub fn sees(&self, scope: &str) -> bool {
         self.scopes.as_ref().is_none_or(|scopes| scopes.iter().any(|known| known.as_str() == scope))
     }
@@ -65,17 +66,17 @@ impl<'c> Stores<'c> {
             global,
             config,
             open: None,
-            sight: Sight::default(),
-            told: Vec::new(),
+            visibility: Visibility::default(),
+            answers: Vec::new(),
             there: 0,
             names_others: false,
         }
     }
 
     /// Those of a server, for one of its callers.
-    pub fn of_server(global: &'c Global, config: &'c Config, open: Open, sight: Sight) -> Self {
-        let names_others = !sight.is_bound;
-        Stores { open: Some(open), sight, names_others, ..Stores::new(global, config) }
+    pub fn of_server(global: &'c Global, config: &'c Config, open: Open, visibility: Visibility) -> Self {
+        let names_others = !visibility.is_bound;
+        Stores { open: Some(open), visibility, names_others, ..Stores::new(global, config) }
     }
 
     /// One that is open already.
@@ -87,12 +88,12 @@ impl<'c> Stores<'c> {
 
     /// Notes what a store said.
     pub fn say(&mut self, store: &'static str, message: impl Into<String>) {
-        self.told.push(Told { store, unreachable: false, message: message.into() });
+        self.answers.push(StoreAnswer { store, unreachable: false, message: message.into() });
     }
 
     /// Whether a store that is configured did not answer.
     pub fn is_away(&self) -> bool {
-        self.told.iter().any(|told| told.unreachable)
+        self.answers.iter().any(|answer| answer.unreachable)
     }
 
     /// What is there. A store that does not answer is noted; any other failure ends the command.
@@ -114,15 +115,15 @@ impl<'c> Stores<'c> {
         } else {
             format!("it does not answer: {}", failure.message())
         };
-        self.told.push(Told { store, unreachable: true, message });
+        self.answers.push(StoreAnswer { store, unreachable: true, message });
         Ok(None)
     }
 
-    /// What was opened. Tables that nobody has made are no failure.
+    /// What was opened. Tables that nobody has made are not a failure.
     fn opened<T>(&mut self, store: &'static str, opened: Result<T, Error>) -> Result<Option<T>, Failure> {
         let opened = match opened {
-            Err(Error::Schema(told)) => {
-                self.say(store, told);
+            Err(Error::Schema(message)) => {
+                self.say(store, message);
                 return Ok(None);
             }
             other => self.answer(store, other)?,
@@ -222,6 +223,31 @@ impl<'c> Stores<'c> {
         }
         let opened = open::existing_read_model(self.global, self.config);
         self.answer("read model", opened)
+    }
+
+    /// The search index or the cache, if there is one: most have none. A server has none open either, as only
+    /// `hapax project` writes to it.
+    pub async fn projection(&mut self) -> Result<Option<Arc<dyn Projection>>, Failure> {
+        if self.config.projection.url.is_none() {
+            return Ok(None);
+        }
+        match crate::project::projection(self.config, ProjectionUse::Run).await {
+            // A wrong setting, or an index that nobody has made: everything else is told all the same.
+            Err(failure) if !failure.is_dependency() => {
+                let message = if self.open.is_some() {
+                    tracing::warn!(target: "hapax", error = failure.message(), "a projection was not opened");
+                    "it cannot be opened; the server's log says why"
+                } else {
+                    failure.message()
+                };
+                self.say("projection", message);
+                Ok(None)
+            }
+            opened => {
+                self.there += usize::from(opened.is_ok());
+                self.answer("projection", opened)
+            }
+        }
     }
 }
 

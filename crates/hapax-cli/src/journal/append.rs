@@ -237,8 +237,8 @@ impl<'a> Maker<'a> {
         ];
         for (flag, pointer) in pointers {
             if let Some(pointer) = pointer.as_deref().filter(|pointer| !pointer.starts_with('/')) {
-                let told = format!("{flag} {pointer:?} is no JSON pointer: it does not start with '/'");
-                return Err(Failure::config(told));
+                let message = format!("{flag} {pointer:?} is not a JSON pointer: it does not start with '/'");
+                return Err(Failure::config(message));
             }
         }
         let id = args.id.clone().map(|pointer| IdChain::new([IdSource::Pointer(pointer)])).transpose();

@@ -6,7 +6,7 @@ mod read;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use hapax::config::Config;
+use hapax::config::{Config, hide_password};
 use hapax::journal::{self, ArchiveSettings, JournalSweep};
 use hapax::open::Pools;
 use hapax::words::counted;
@@ -15,7 +15,8 @@ use serde_json::json;
 
 use crate::cli::Global;
 use crate::failure::Failure;
-use crate::{open, print};
+use crate::token::ByArgs;
+use crate::{open, print, who};
 
 #[derive(Debug, Args)]
 pub struct JournalArgs {
@@ -42,7 +43,7 @@ enum JournalCommand {
     Sweep(SweepArgs),
     /// Move events that every relay has published into files of an object store
     #[command(
-        override_usage = "hapax journal archive --to <URL> --older-than <TIME>",
+        override_usage = "hapax journal archive --to <URL> --older-than <TIME>\n       [OPTIONS]",
         after_help = "Example: hapax journal archive --to s3://events/archive --older-than 90d --yes"
     )]
     Archive(ArchiveArgs),
@@ -62,6 +63,8 @@ struct ArchiveArgs {
     /// Do not ask for confirmation
     #[arg(long)]
     yes: bool,
+    #[command(flatten)]
+    by: ByArgs,
 }
 
 #[derive(Debug, Args)]
@@ -75,6 +78,8 @@ struct SweepArgs {
     /// Do not ask for confirmation
     #[arg(long)]
     yes: bool,
+    #[command(flatten)]
+    by: ByArgs,
 }
 
 pub async fn run(global: &Global, args: &JournalArgs) -> Result<u8, Failure> {
@@ -87,7 +92,7 @@ pub async fn run(global: &Global, args: &JournalArgs) -> Result<u8, Failure> {
         JournalCommand::Append(args) => append::run(global, &config, &*journal, args).await,
         JournalCommand::Read(args) => read::run(global, &*journal, args).await,
         JournalCommand::Stat => stat(global, &*journal).await,
-        JournalCommand::Sweep(args) => sweep(global, &*journal, args).await,
+        JournalCommand::Sweep(args) => sweep(global, &config, &*journal, args).await,
         JournalCommand::Archive(args) => archive(global, &config, &*journal, args).await,
     }
 }
@@ -126,7 +131,12 @@ async fn stat(global: &Global, journal: &dyn Journal) -> Result<u8, Failure> {
     Ok(0)
 }
 
-async fn sweep(global: &Global, journal: &dyn Journal, args: &SweepArgs) -> Result<u8, Failure> {
+async fn sweep(
+    global: &Global,
+    config: &Config,
+    journal: &dyn Journal,
+    args: &SweepArgs,
+) -> Result<u8, Failure> {
     let mut settings = JournalSweep::new(args.older_than);
     if !args.dry_run && !args.yes {
         print::can_ask("this removes events for good")?;
@@ -140,6 +150,8 @@ async fn sweep(global: &Global, journal: &dyn Journal, args: &SweepArgs) -> Resu
         settings.batch_max = usize::MAX >> 1;
         swept = journal.sweep(&settings).await?;
     } else {
+        let details = format!("older than {} s", args.older_than.as_secs());
+        who::acts(config, &args.by, "journal.sweep", &config.journal_url_shown(), &details).await?;
         loop {
             let step = journal.sweep(&settings).await?;
             swept += step;
@@ -177,14 +189,17 @@ async fn archive(
     };
     let mut settings = ArchiveSettings::new(args.older_than, owner)?;
     settings.sweep = !args.keep;
+    let (to, kept) = (hide_password(&args.to), if args.keep { ", kept in the journal" } else { "" });
+    let details = format!("older than {} s, to {to}{kept}", args.older_than.as_secs());
+    who::acts(config, &args.by, "journal.archive", &config.journal_url_shown(), &details).await?;
     let done = journal::archive(journal, &*store, &settings).await?;
     if global.json {
         print::json(&json!({"files": done.files, "archived": done.events, "removed": done.swept}))?;
     } else {
         let (events, files) =
             (counted(done.events as u64, "event", "events"), counted(done.files as u64, "file", "files"));
-        let told = format!("{events} archived in {files}, {} removed", done.swept);
-        print::line(&told)?;
+        let message = format!("{events} archived in {files}, {} removed", done.swept);
+        print::line(&message)?;
     }
     Ok(0)
 }

@@ -55,16 +55,16 @@ pub async fn run(global: &Global, journal: &dyn Journal, args: &ReadArgs) -> Res
             let page = journal.read_aggregate(args.tenant.as_ref(), aggregate, seq, limit).await?;
             (page.events, page.more)
         } else {
-            let stretch = journal.read(&after, limit).await?;
-            (after, at_hole) = (stretch.next, stretch.at_hole);
-            (stretch.events, stretch.more)
+            let batch = journal.read(&after, limit).await?;
+            (after, at_hole) = (batch.next, batch.at_hole);
+            (batch.events, batch.more)
         };
         left -= page.len() as u64;
         seq = page.last().map_or(seq, |last| last.seq + 1);
         show(global, args, &page, heads)?;
         heads &= page.is_empty();
         if at_hole && left > 0 {
-            tell_of_hole(global, &after);
+            warn_of_hole(global, &after);
         }
         if !more {
             break;
@@ -74,14 +74,14 @@ pub async fn run(global: &Global, journal: &dyn Journal, args: &ReadArgs) -> Res
 }
 
 /// Reports that reading ended at a hole: not an error, but the reader must not take it for the end.
-fn tell_of_hole(global: &Global, after: &Position) {
-    let told = format!(
+fn warn_of_hole(global: &Global, after: &Position) {
+    let message = format!(
         "a hole after position {after}: whoever appends there has not committed yet (a transaction is open); what may \
          follow is not shown"
     );
-    eprintln!("hapax: {told}");
+    eprintln!("hapax: {message}");
     if global.json {
-        eprintln!("{}", json!({"hole": {"after": after.to_string(), "message": told}}));
+        eprintln!("{}", json!({"hole": {"after": after.to_string(), "message": message}}));
     }
 }
 

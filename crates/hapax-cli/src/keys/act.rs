@@ -8,13 +8,13 @@ use std::time::Duration;
 use clap::Args;
 use hapax::access::{Actor, AuditNote};
 use hapax::config::Config;
-use hapax::keyed::{Answer, Decided, KeyEntry, KeyLease, KeySweep, Keys, Resolution};
+use hapax::keyed::{Answer, Decided, KeyEntry, KeyLease, KeyState, KeySweep, Keys, Resolution};
 use hapax::words::counted;
 use serde_json::json;
 
 use super::NameArgs;
 use super::look::entry_json;
-use crate::cli::Global;
+use crate::cli::{Global, between};
 use crate::failure::Failure;
 use crate::print;
 
@@ -82,7 +82,7 @@ pub async fn sweep(
     print::line(&format!("{verb} {}", counted(swept.keys, "key", "keys")))?;
     if let Some(until) = swept.paused_until {
         print::line(&format!(
-            "the store's clock moved on by more than half the retention since the sweep before; in case the clock jumped, nothing is \
+            "the store's clock advanced by more than half the retention since the last sweep; in case it jumped, nothing is \
              deleted before {until}"
         ))?;
     }
@@ -105,7 +105,7 @@ pub struct ResolveArgs {
     #[arg(long, conflicts_with = "answer")]
     rerun: bool,
     /// It happened, and this is the status of its answer
-    #[arg(long, value_name = "STATUS", value_parser = clap::value_parser!(u16).range(200..=599))]
+    #[arg(long, value_name = "STATUS", value_parser = between::<u16>(200, 599))]
     answer: Option<u16>,
     /// The body of its answer
     #[arg(long, requires = "answer", default_value = "")]
@@ -142,12 +142,12 @@ pub async fn resolve(
     let how = resolution(args)?;
     let entry = keys.entry(args.name.tenant.as_ref(), &args.name.key).await?;
     let entry = entry.ok_or_else(|| {
-        let told = format!("there is no key {name} (a key belongs to a tenant: --tenant)");
-        hapax::Error::NotFound(told)
+        let message = format!("there is no key {name} (a key belongs to a tenant: --tenant)");
+        hapax::Error::NotFound(message)
     })?;
-    if entry.state != "outcome-unknown" {
-        let told = format!("{name} is {}, not outcome-unknown; there is nothing to decide", entry.state);
-        return Err(Failure::input(told));
+    if entry.state != KeyState::OutcomeUnknown {
+        let message = format!("{name} is {}, not outcome-unknown; there is nothing to decide", entry.state);
+        return Err(Failure::input(message));
     }
     let plan = match &how {
         Resolution::Rerun => "runs again with the next request".to_owned(),
@@ -192,11 +192,11 @@ fn resolution(args: &ResolveArgs) -> Result<Resolution, Failure> {
     Ok(Resolution::Answer(answer.header("content-type", args.content_type.clone())))
 }
 
-fn report(global: &Global, entry: &KeyEntry, told: &str, dry_run: bool) -> Result<(), Failure> {
+fn report(global: &Global, entry: &KeyEntry, message: &str, dry_run: bool) -> Result<(), Failure> {
     if global.json {
         let mut value = entry_json(entry);
         value["dry_run"] = json!(dry_run);
         return print::json(&value);
     }
-    print::line(&print::escaped(told))
+    print::line(&print::escaped(message))
 }

@@ -8,7 +8,7 @@ use hapax::keyed::{Answer, IdempotencyKey, KeyEntry, KeyStatus, Keys, ListKeys};
 use serde_json::{Value, json};
 
 use super::NameArgs;
-use crate::cli::Global;
+use crate::cli::{Global, between};
 use crate::failure::Failure;
 use crate::ledger::look::or_dash;
 use crate::print;
@@ -22,7 +22,7 @@ pub struct ListArgs {
     #[arg(long)]
     open: bool,
     /// List at most this many, up to 10000
-    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    #[arg(long, default_value_t = 100, value_parser = between::<u16>(1, 10_000))]
     limit: u16,
     /// Continue after a page, with the cursor printed as `next`
     #[arg(long, value_name = "CURSOR")]
@@ -46,7 +46,7 @@ impl FromStr for Cursor {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let bad = || "it is no cursor; take what `more:` (with --json: `next`) said".to_owned();
+        let bad = || "it is not a cursor; take what `more:` (with --json: `next`) said".to_owned();
         let (tenant, key) = text.split_once('/').ok_or_else(bad)?;
         let (tenant, key) = (decoded(tenant).ok_or_else(bad)?, decoded(key).ok_or_else(bad)?);
         let tenant = if tenant.is_empty() { None } else { Some(Tenant::new(tenant).map_err(|_| bad())?) };
@@ -106,7 +106,7 @@ pub async fn list(global: &Global, keys: &dyn Keys, args: &ListArgs) -> Result<u
             [
                 or_dash(entry.tenant.as_ref()),
                 entry.key.to_string(),
-                entry.state.to_owned(),
+                entry.state.to_string(),
                 or_dash(entry.status.as_ref()),
                 entry.begun_at.to_string(),
                 or_dash(entry.settled_at.as_ref()),
@@ -123,8 +123,8 @@ pub async fn list(global: &Global, keys: &dyn Keys, args: &ListArgs) -> Result<u
 pub async fn show(global: &Global, keys: &dyn Keys, args: &ShowArgs) -> Result<u8, Failure> {
     let (tenant, key) = (args.name.tenant.as_ref(), &args.name.key);
     let Some(entry) = keys.entry(tenant, key).await? else {
-        let told = why_missing(&keys.get(tenant, key).await?);
-        return Err(hapax::Error::NotFound(format!("there is no key {}; {told}", args.name.shown())).into());
+        let reason = why_missing(&keys.get(tenant, key).await?);
+        return Err(hapax::Error::NotFound(format!("there is no key {}; {reason}", args.name.shown())).into());
     };
     let mut value = entry_json(&entry);
     match keys.get(tenant, key).await? {
@@ -150,7 +150,7 @@ pub fn entry_json(entry: &KeyEntry) -> Value {
     json!({
         "tenant": entry.tenant.as_ref().map(Tenant::as_str),
         "key": entry.key.as_str(),
-        "state": entry.state,
+        "state": entry.state.label(),
         "token": entry.token.0,
         "begun_at": entry.begun_at.to_string(),
         "answered_at": entry.settled_at.map(|at| at.to_string()),

@@ -1,5 +1,5 @@
 //! Changes: `sweep`, `retry`, `release`, `kill`, `forget`. The last four say what they will do,
-//! ask, and leave an audit row.
+//! ask, and leave a row in the ledger's own audit.
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal as _;
@@ -8,15 +8,18 @@ use std::time::Duration;
 
 use clap::Args;
 use hapax::config::Config;
-use hapax::ledger::{Entry, Identity, Intervene, Intervened, Intervention, State, SweepSettings};
+use hapax::ledger::{
+    Entry, Filter, Identity, IdentityRule, Intervene, Intervened, Intervention, State, SweepSettings, Token,
+};
 use hapax::words::counted;
-use hapax::{EventId, Guard, Ledger, Time};
+use hapax::{Error, EventId, Guard, Ledger, Time};
 use serde_json::json;
 
 use super::look::{WhichArgs, entry_json, or_dash};
 use crate::cli::Global;
 use crate::failure::Failure;
-use crate::print;
+use crate::token::ByArgs;
+use crate::{print, who};
 
 /// How many entries to read at a time.
 const PAGE: usize = 500;
@@ -29,6 +32,8 @@ pub struct SweepArgs {
     /// Say what would be removed, change nothing
     #[arg(long)]
     dry_run: bool,
+    #[command(flatten)]
+    by: ByArgs,
 }
 
 pub async fn sweep(
@@ -44,6 +49,8 @@ pub async fn sweep(
             SweepSettings { retention: settings.retention, dry_run: true, ..config.sweep_settings() };
         ledger.sweep(rehearsal).await?
     } else {
+        let details = format!("kept for {} s", settings.retention.as_secs());
+        who::acts(config, &args.by, "ledger.sweep", &config.ledger_url_shown(), &details).await?;
         Guard::with_settings(ledger, settings)?.sweep().await? // with its spans and metrics
     };
     if global.json {
@@ -57,7 +64,7 @@ pub async fn sweep(
     }
     let verb = if args.dry_run { "would forget" } else { "forgot" };
     print::line(&format!(
-        "{verb} {} ({}, {}); kept although old, because still open: {}; marked lost: {}",
+        "{verb} {} ({}, {}); kept although old, because they are open or ended within the retention: {}; marked lost: {}",
         counted(swept.entries(), "entry", "entries"),
         counted(swept.weeks.len() as u64, "week", "weeks"),
         counted(swept.rows, "timeless entry", "timeless entries"),
@@ -66,7 +73,7 @@ pub async fn sweep(
     ))?;
     if let Some(until) = swept.paused_until {
         print::line(&format!(
-            "the ledger's clock moved on by more than half the retention since the sweep before; in case the clock jumped, nothing is \
+            "the ledger's clock advanced by more than half the retention since the last sweep; in case it jumped, nothing is \
              deleted before {until}"
         ))?;
     }
@@ -111,6 +118,25 @@ pub struct ChangeArgs {
     /// The events
     #[arg(required_unless_present = "all")]
     pub ids: Vec<EventId>,
+    /// The tokens that the events had when they were looked at, by id; of a request to the server.
+    #[arg(skip)]
+    pub tokens: BTreeMap<String, i64>,
+}
+
+/// An entry that is meant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    pub identity: Identity,
+    /// A time of its week, which is part of its name where the ledger's identity includes it.
+    pub time: Option<Time>,
+}
+
+impl Target {
+    pub fn of(entry: &Entry) -> Self {
+        // A time before 2000 names the timeless week.
+        let time = if entry.week.is_timeless() { Time::default() } else { entry.week.start() };
+        Target { identity: entry.identity.clone(), time: Some(time) }
+    }
 }
 
 impl ChangeArgs {
@@ -135,16 +161,16 @@ pub async fn act(
     args.change.check()?;
     let states = if args.state.is_empty() { states(what) } else { args.state.clone() };
     let targets = targets(ledger, &states, &args.change).await?;
-    let steps = targets.into_iter().map(|identity| (what, identity)).collect();
+    let steps = targets.into_iter().map(|target| (what, target)).collect();
     carry_out(global, ledger, steps, &args.change, false).await
 }
 
-/// Carries out an intervention on each entry: first a dry run of all, then a question, then the
-/// change.
+/// Carries out an intervention on each entry: first a preview of all, by the transition function itself, then
+/// a question, then the change of exactly what was previewed. What has changed meanwhile is left as it is.
 pub async fn carry_out(
     global: &Global,
     ledger: &dyn Ledger,
-    steps: Vec<(Intervention, Identity)>,
+    steps: Vec<(Intervention, Target)>,
     args: &ChangeArgs,
     out_of_order: bool,
 ) -> Result<u8, Failure> {
@@ -152,26 +178,35 @@ pub async fn carry_out(
         return Err(Failure::config("--reason is blank; the audit row needs a reason"));
     }
     let by = crate::who::runs(args.by.as_deref())?;
-    let request = |what: Intervention, identity: &Identity, dry_run| Intervene {
-        identity: identity.clone(),
-        time: args.time,
+    let request = |what: Intervention, target: &Target, token: Option<Token>| Intervene {
+        identity: target.identity.clone(),
+        time: target.time,
         what,
         by: by.clone(),
         reason: args.reason.clone(),
         out_of_order,
-        dry_run,
+        dry_run: token.is_none(),
+        token,
     };
-    // Dry-run all of them first, so that a mistake in the list changes nothing at all.
     let mut plan = Vec::new();
-    for (what, identity) in &steps {
-        plan.push(intervened(ledger, request(*what, identity, true)).await?);
+    for (what, target) in &steps {
+        let step = match intervene(ledger, request(*what, target, None)).await {
+            Ok(step) => Step::Changes(step.0, Box::new(step.1)),
+            // Of those that match, some may stay. One that is named and cannot be changed is a mistake, which
+            // changes nothing at all.
+            Err(error) => match stays(&error).filter(|_| args.all) {
+                Some(why) => Step::Stays(*what, target.identity.clone(), why),
+                None => return Err(Failure::from(error).about(&target.identity.to_string())),
+            },
+        };
+        plan.push(step);
     }
     if args.dry_run {
-        report(global, "would ", &plan)?;
+        report(global, true, &plan)?;
         return Ok(0);
     }
-    if plan.is_empty() {
-        report(global, "", &[])?;
+    if !plan.iter().any(|step| matches!(step, Step::Changes(..))) {
+        report(global, false, &plan)?;
         return Ok(0);
     }
     if !args.yes && !confirmed(&plan)? {
@@ -179,8 +214,20 @@ pub async fn carry_out(
     }
     let line = std::io::stderr().is_terminal() && !global.json && steps.len() > 100;
     let mut done = Vec::new();
-    for (what, identity) in &steps {
-        done.push(intervened(ledger, request(*what, identity, false)).await?);
+    for (step, (_, target)) in plan.into_iter().zip(&steps) {
+        done.push(match step {
+            Step::Changes(what, previewed) => {
+                let token = previewed.before.token;
+                match intervene(ledger, request(what, target, Some(token))).await {
+                    Ok(step) => Step::Changes(step.0, Box::new(step.1)),
+                    Err(error) => match stays(&error) {
+                        Some(why) => Step::Stays(what, target.identity.clone(), why),
+                        None => return Err(Failure::from(error).about(&target.identity.to_string())),
+                    },
+                }
+            }
+            stays @ Step::Stays(..) => stays,
+        });
         if line && done.len() % 100 == 0 {
             eprint!("\r{} of {}", done.len(), steps.len());
         }
@@ -188,13 +235,65 @@ pub async fn carry_out(
     if line {
         eprint!("\r\x1b[K");
     }
-    report(global, "", &done)?;
+    report(global, false, &done)?;
     Ok(0)
 }
 
-async fn intervened(ledger: &dyn Ledger, request: Intervene) -> Result<(Intervention, Intervened), Failure> {
-    let identity = request.identity.to_string();
-    intervene(ledger, request).await.map_err(|error| Failure::from(error).about(&identity))
+/// What an intervention does to an entry, or why it leaves it as it is.
+enum Step {
+    Changes(Intervention, Box<Intervened>),
+    Stays(Intervention, Identity, String),
+}
+
+impl Step {
+    fn what(&self) -> Intervention {
+        match self {
+            Step::Changes(what, _) | Step::Stays(what, ..) => *what,
+        }
+    }
+
+    fn identity(&self) -> &Identity {
+        match self {
+            Step::Changes(_, step) => &step.before.identity,
+            Step::Stays(_, identity, _) => identity,
+        }
+    }
+
+    fn outcome(&self) -> String {
+        match self {
+            Step::Changes(what, step) => outcome(*what, step),
+            Step::Stays(.., why) => format!("stays: {why}"),
+        }
+    }
+}
+
+/// What an intervention does to an entry, in words.
+pub fn outcome(what: Intervention, step: &Intervened) -> String {
+    let unordered = step.after.as_ref().is_some_and(|after| after.unordered);
+    let how = if unordered { ", outside the order of its aggregate" } else { "" };
+    match what {
+        Intervention::Redrive | Intervention::Retry if step.needs_delivery() => {
+            "runs when it is delivered again: its bytes or its topic are not in the ledger".to_owned()
+        }
+        Intervention::Redrive | Intervention::Retry => {
+            format!("runs again now{how}, its attempts count from 0")
+        }
+        Intervention::Release => "loses its lease and runs again now".to_owned(),
+        Intervention::Kill => "becomes a dead letter".to_owned(),
+        Intervention::Drop => "is lost: its bytes are deleted, its aggregate goes on past it".to_owned(),
+        Intervention::Skip => "stays parked, its aggregate goes on past what it waits behind".to_owned(),
+        Intervention::Forget => "is removed: its next delivery counts as the first".to_owned(),
+    }
+}
+
+/// Why an entry stays as it is; `None` if the error says something else.
+pub fn stays(error: &Error) -> Option<String> {
+    match error {
+        Error::Conflict { expected, actual } => Some(format!("it needs {expected}; it is {actual}")),
+        Error::NotFound(_) => Some("it is gone".to_owned()),
+        error @ Error::Invalid { .. } => Some(error.to_string()),
+        _ => None,
+    }
 }
 
 /// For a dead event, `retry` means a redrive.
@@ -225,33 +324,63 @@ fn states(what: Intervention) -> Vec<State> {
 
 /// The named entries, or those that match the filters, in the order in which they may run: by
 /// aggregate and seq.
-pub async fn targets(
-    ledger: &dyn Ledger,
-    states: &[State],
-    args: &ChangeArgs,
-) -> hapax::Result<Vec<Identity>> {
+pub async fn targets(ledger: &dyn Ledger, states: &[State], args: &ChangeArgs) -> hapax::Result<Vec<Target>> {
     if !args.all {
         let scope = args.which.scope.clone();
-        let scope =
-            scope.ok_or_else(|| hapax::Error::invalid("scope", "an event is named by scope and id"))?;
+        let scope = scope.ok_or_else(|| Error::invalid("scope", "an event is named by scope and id"))?;
         let identity = |id: &EventId| Identity {
             tenant: args.which.tenant.clone(),
             scope: scope.clone(),
             id: id.clone(),
         };
-        return Ok(args.ids.iter().map(identity).collect());
+        let mut targets = Vec::with_capacity(args.ids.len());
+        for id in &args.ids {
+            let target = named(ledger, identity(id), args).await?;
+            if !targets.contains(&target) {
+                targets.push(target);
+            }
+        }
+        return Ok(targets);
     }
     let most = args.limit.unwrap_or(usize::MAX);
     let mut first = BTreeMap::new();
     each_entry(ledger, states, &args.which, |entry| {
         let Identity { tenant, scope, id } = entry.identity.clone();
-        first.insert((tenant, scope, entry.order.clone(), entry.first_at, id), entry.identity);
+        let target = Target::of(&entry);
+        first.insert((tenant, scope, entry.order.clone(), entry.first_at, id, target.time), target);
         if first.len() > most {
             first.pop_last();
         }
     })
     .await?;
     Ok(first.into_values().collect())
+}
+
+/// A named entry. Where the identity includes the time and none is given, the entry with that id, if the
+/// ledger has one, or the one of several that was looked at.
+async fn named(ledger: &dyn Ledger, identity: Identity, args: &ChangeArgs) -> hapax::Result<Target> {
+    if args.time.is_some() || ledger.settings().identity != IdentityRule::IdAndTime {
+        return Ok(Target { identity, time: args.time });
+    }
+    let filter = Filter {
+        tenant: Some(identity.tenant.clone()),
+        scope: Some(identity.scope.clone()),
+        id: Some(identity.id.clone()),
+        ..Filter::default()
+    };
+    let found = ledger.list(&filter, None, PAGE).await?.entries;
+    let token = args.tokens.get(identity.id.as_str().as_ref());
+    let looked_at = token.and_then(|token| found.iter().find(|entry| entry.token.0 == *token));
+    match (looked_at, &found[..]) {
+        (Some(entry), _) | (None, [entry]) => Ok(Target::of(entry)),
+        (None, []) => Ok(Target { identity, time: Some(Time::default()) }), // it is not found then either
+        (None, [entry, ..]) if token.is_some() => Ok(Target::of(entry)), // it has changed, whichever it was
+        _ => {
+            let message =
+                format!("{} entries have the id {}; their times tell them apart", found.len(), identity.id);
+            Err(Error::invalid("time", message))
+        }
+    }
 }
 
 /// Shows every entry that matches the filters, in key order and without its bytes. Whoever wants the first in
@@ -277,52 +406,80 @@ pub async fn each_entry(
     }
 }
 
-fn confirmed(plan: &[(Intervention, Intervened)]) -> Result<bool, Failure> {
+fn confirmed(plan: &[Step]) -> Result<bool, Failure> {
     print::can_ask("this changes the ledger")?;
-    for (what, step) in plan.iter().take(20) {
-        eprintln!("{} {} ({})", what.name(), step.before.identity, step.before.state);
+    for step in plan.iter().take(20) {
+        eprintln!("{} {}: {}", step.what().name(), step.identity(), print::escaped(&step.outcome()));
     }
     if plan.len() > 20 {
-        eprintln!("… and {} more", plan.len() - 20);
+        eprintln!("… and {} more; --dry-run shows all", plan.len() - 20);
     }
-    let what = plan.first().map_or("change", |(what, _)| what.name());
-    print::asked(&format!("{what} {}?", counted(plan.len() as u64, "entry", "entries")))
+    let changes = plan.iter().filter(|step| matches!(step, Step::Changes(..))).count() as u64;
+    let what = plan.first().map_or("change", |step| step.what().name());
+    print::asked(&format!("{what} {}?", counted(changes, "entry", "entries")))
 }
 
-fn report(global: &Global, would: &str, steps: &[(Intervention, Intervened)]) -> Result<(), Failure> {
+fn report(global: &Global, dry_run: bool, steps: &[Step]) -> Result<(), Failure> {
     if global.json {
-        let list = steps.iter().map(|(what, step)| {
-            json!({
-                "what": what.name(),
-                "before": entry_json(&step.before, false),
-                "after": step.after.as_ref().map(|entry| entry_json(entry, false)),
-                "needs_delivery": step.needs_delivery(),
-            })
-        });
-        return print::json(&json!({"dry_run": !would.is_empty(), "entries": list.collect::<Vec<_>>()}));
+        let list: Vec<_> = steps.iter().map(step_json).collect();
+        return print::json(&json!({"dry_run": dry_run, "entries": list}));
     }
     if steps.is_empty() {
         return print::line("no such entries");
     }
+    let would = if dry_run { "would " } else { "" };
     let rows: Vec<_> = steps
         .iter()
-        .map(|(what, step)| {
-            let after = step.after.as_ref();
+        .map(|step| {
+            let (before, after, token) = match step {
+                Step::Changes(_, step) => {
+                    let after = step.after.as_ref();
+                    let state = after.map_or_else(|| "gone".to_owned(), |entry| entry.state.to_string());
+                    (step.before.state.to_string(), state, or_dash(after.map(|entry| &entry.token)))
+                }
+                Step::Stays(..) => ("-".to_owned(), "-".to_owned(), "-".to_owned()),
+            };
+            let entry = step.identity().to_string();
             [
-                format!("{would}{}", what.name()),
-                step.before.identity.to_string(),
-                step.before.state.to_string(),
-                after.map_or_else(|| "gone".to_owned(), |entry| entry.state.to_string()),
-                or_dash(after.map(|entry| &entry.token)),
+                format!("{would}{}", step.what().name()),
+                entry,
+                before,
+                after,
+                token,
+                print::escaped(&step.outcome()),
             ]
         })
         .collect();
-    print::table(["what", "entry", "before", "after", "token"], &rows)?;
-    let bare = steps.iter().filter(|(_, step)| step.needs_delivery()).count();
+    print::table(["what", "entry", "before", "after", "token", "outcome"], &rows)?;
+    let bare = steps.iter().filter(|step| matches!(step, Step::Changes(_, step) if step.needs_delivery()));
+    let bare = bare.count();
     if bare > 0 {
         print::line(&format!(
             "{bare} of them have no bytes or no topic in the ledger: publish those again, for no consumer may take them up"
         ))?;
     }
+    let stay = steps.iter().filter(|step| matches!(step, Step::Stays(..))).count() as u64;
+    if stay > 0 {
+        print::line(&format!("{} as before", counted(stay, "entry stays", "entries stay")))?;
+    }
     Ok(())
+}
+
+fn step_json(step: &Step) -> serde_json::Value {
+    let (before, after, needs_delivery) = match step {
+        Step::Changes(_, step) => {
+            let after = step.after.as_ref().map(|entry| entry_json(entry, false));
+            (Some(entry_json(&step.before, false)), after, step.needs_delivery())
+        }
+        Step::Stays(..) => (None, None, false),
+    };
+    json!({
+        "what": step.what().name(),
+        "id": step.identity().id.to_string(),
+        "changes": matches!(step, Step::Changes(..)),
+        "outcome": step.outcome(),
+        "before": before,
+        "after": after,
+        "needs_delivery": needs_delivery,
+    })
 }

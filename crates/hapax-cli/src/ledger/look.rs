@@ -196,6 +196,9 @@ pub async fn stat(global: &Global, ledger: &dyn Ledger) -> Result<u8, Failure> {
             "now": stat.now.to_string(),
             "counts": counts.collect::<Vec<_>>(),
             "weeks": stat.weeks.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            "week_sizes": stat.week_sizes.iter().map(|size| json!({
+                "week": size.week.to_string(), "entries": size.entries, "bytes": size.bytes,
+            })).collect::<Vec<_>>(),
             "dropped": dropped.collect::<Vec<_>>(),
             "held": stat.held,
         }))?;
@@ -271,8 +274,8 @@ pub async fn show_if(
     let entry = ledger.get(&identity, args.time).await?;
     let entry = entry.ok_or_else(|| hapax::Error::NotFound(format!("no entry for {identity}")))?;
     if let Some(state) = state.filter(|state| *state != entry.state) {
-        let told = format!("{identity} is {}, not {state}; `hapax ledger show` shows it", entry.state);
-        return Err(hapax::Error::NotFound(told).into());
+        let message = format!("{identity} is {}, not {state}; `hapax ledger show` shows it", entry.state);
+        return Err(hapax::Error::NotFound(message).into());
     }
     let value = entry_json(&entry, args.payload);
     print::fields(global.json, &value)?;

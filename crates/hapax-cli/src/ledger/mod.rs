@@ -30,6 +30,15 @@ enum LedgerCommand {
     /// Print the SQL that creates the schema, for a DBA to review and run
     #[command(after_help = "Example: hapax ledger schema --ledger postgres://localhost/app > schema.sql")]
     Schema,
+    /// Print the SQL that grants a role what a service needs
+    #[command(
+        after_help = "Example: hapax ledger grants --ledger postgres://localhost/app --app-role app | psql -U owner app"
+    )]
+    Grants {
+        /// The PostgreSQL role of the service
+        #[arg(long, value_name = "ROLE")]
+        app_role: String,
+    },
     /// Check the preconditions of the promises; exit 1 if one cannot be kept
     #[command(after_help = "Example: hapax ledger check --ledger sqlite:ledger.db")]
     Check,
@@ -76,6 +85,11 @@ pub async fn run(global: &Global, args: LedgerArgs) -> Result<u8, Failure> {
         LedgerCommand::Init => init(global, &config).await,
         LedgerCommand::Schema => {
             let sql = open::ledger_schema(&config.ledger.url, &config.ledger.schema)?;
+            print::text(global, "sql", sql.trim_end())?;
+            Ok(0)
+        }
+        LedgerCommand::Grants { app_role } => {
+            let sql = open::ledger_grants(&config.ledger.url, &config.ledger.schema, &app_role)?;
             print::text(global, "sql", sql.trim_end())?;
             Ok(0)
         }

@@ -1,5 +1,7 @@
 //! What is asked of a service, and what its answers show.
 
+mod restart;
+
 use std::time::Duration;
 
 use hapax::keyed::IdempotencyKey;
@@ -7,8 +9,9 @@ use tokio::time::Instant;
 
 use super::count::Count;
 use super::effects::{Shown, Signal};
-use super::http::{Answer, HangUp, Request, hang_up, send};
 use crate::failure::Failure;
+use crate::http::{Answer, HangUp, Request, hang_up, send};
+pub use restart::Restart;
 
 /// How many requests with one key are sent at once.
 const AT_ONCE: usize = 20;
@@ -49,7 +52,7 @@ pub struct Check {
     /// The section of the draft that it is about.
     pub draft: &'static str,
     pub verdict: Verdict,
-    pub told: String,
+    pub message: String,
 }
 
 /// How a key is written.
@@ -78,6 +81,8 @@ pub struct Probe {
     pub other_body: Option<String>,
     /// Another path of the service that takes the same body.
     pub other: Option<Request>,
+    /// How the service is killed and started again.
+    pub restart: Option<Restart>,
     pub count: Option<Count>,
     pub timeout: Duration,
 }
@@ -134,6 +139,11 @@ impl Probe {
         checks.push(session.without_key().await?);
         if let Some(other) = &self.other {
             checks.push(session.other_path(other).await?);
+        }
+        // The last ones: a service that does not come back has shown everything else by then.
+        if let Some(restart) = &self.restart {
+            checks.push(session.restarted(restart).await?);
+            checks.push(session.killed(restart).await?);
         }
         Ok(())
     }
@@ -207,7 +217,7 @@ impl Session<'_> {
             let answer = if is_replay { "the first answer" } else { "an answer about the first write" };
             let header =
                 replayed.map_or_else(|| "no header says so".to_owned(), |name| format!("{name} says so"));
-            check.told = format!("a retry gets {answer}; {header}");
+            check.message = format!("a retry gets {answer}; {header}");
         }
         Ok(check)
     }
@@ -229,7 +239,7 @@ impl Session<'_> {
         let course = self.course(before, &answers).await?;
         let mut check = check("parallel", SCENARIOS, &course);
         if check.verdict == Verdict::Ok {
-            check.told = match course.counted {
+            check.message = match course.counted {
                 Some(_) => format!("of {AT_ONCE} requests at once with one key, one took effect"),
                 None => format!("{AT_ONCE} requests at once with one key: all that succeeded got one answer"),
             };
@@ -244,28 +254,22 @@ impl Session<'_> {
         let first = self.settled(&key).await?;
         let again = self.settled(&key).await?;
         let course = self.course(before, &[first, again]).await?;
-        let mut check = check(name, SCENARIOS, &course);
-        if check.verdict == Verdict::Ok && course.counted.is_none() && place != HangUp::InTheBody {
-            check.verdict = Verdict::Unknown;
-            check.told = String::from(
-                "what the lost answer was is not known: --count tells how many effects there are",
-            );
-        }
-        Ok(check)
+        let check = check(name, SCENARIOS, &course);
+        Ok(if place == HangUp::InTheBody { check } else { without_the_first_answer(check, &course) })
     }
 
     /// The key with another body is refused.
     async fn other_body(&self) -> Result<Check, Failure> {
         let (name, draft) = ("other body", "Error Scenarios");
         let Some(body) = &self.probe.other_body else {
-            let told = "the body has no number to change; --other-body gives one".to_owned();
-            return Ok(Check { name, draft, verdict: Verdict::Unknown, told });
+            let message = "the body has no number to change; --other-body gives one".to_owned();
+            return Ok(Check { name, draft, verdict: Verdict::Unknown, message });
         };
         let key = self.key();
         let first = self.settled(&key).await?;
         let request = Request { body: body.clone(), ..self.probe.with_key(&key) };
         let answer = send(&request, self.probe.timeout).await.map_err(unreachable)?;
-        let (verdict, told) = match answer.status {
+        let (verdict, message) = match answer.status {
             422 => (Verdict::Ok, "a key with another body is refused with 422".to_owned()),
             status if !answer.is_success() => (
                 Verdict::Differs,
@@ -280,7 +284,7 @@ impl Session<'_> {
                 format!("a key with another body is answered with {status}; the draft says 422"),
             ),
         };
-        Ok(Check { name, draft, verdict, told })
+        Ok(Check { name, draft, verdict, message })
     }
 
     /// The quoted form of the draft and the bare one that most services take.
@@ -291,19 +295,19 @@ impl Session<'_> {
         let bare = self.settled(&Form::Bare.write(&key)).await?;
         let (name, draft) = ("bare key", "Syntax");
         if !bare.is_success() {
-            let told = format!("a key without quotation marks is refused with {}", bare.status);
+            let message = format!("a key without quotation marks is refused with {}", bare.status);
             let verdict = if bare.status == 400 { Verdict::Ok } else { Verdict::Differs };
-            return Ok(Check { name, draft, verdict, told });
+            return Ok(Check { name, draft, verdict, message });
         }
         let course = self.course(before, &[first, bare]).await?;
         let mut check = check(name, draft, &course);
-        check.told = match check.verdict {
+        check.message = match check.verdict {
             Verdict::Ok => "with and without quotation marks it is the same key".to_owned(),
             Verdict::Doubles => {
                 "with and without quotation marks it is two keys: a client that changes the form writes twice"
                     .to_owned()
             }
-            _ => check.told,
+            _ => check.message,
         };
         Ok(check)
     }
@@ -311,16 +315,16 @@ impl Session<'_> {
     /// A service that takes only the bare form.
     async fn quoted(&self) -> Result<Check, Failure> {
         let answer = self.probe.keyed(&Form::Quoted.write(&IdempotencyKey::now_v7())).await?;
-        let told = format!(
+        let message = format!(
             "a key in quotation marks, as the draft writes it, is answered with {}; the other checks used bare keys",
             answer.status
         );
-        Ok(Check { name: "quoted key", draft: "Syntax", verdict: Verdict::Differs, told })
+        Ok(Check { name: "quoted key", draft: "Syntax", verdict: Verdict::Differs, message })
     }
 
     async fn without_key(&self) -> Result<Check, Failure> {
         let answer = send(&self.probe.request, self.probe.timeout).await.map_err(unreachable)?;
-        let (verdict, told) = match answer.status {
+        let (verdict, message) = match answer.status {
             400 => (Verdict::Ok, "a request without a key is refused with 400".to_owned()),
             status if answer.is_success() => {
                 (Verdict::Ok, format!("the key is optional ({status} without one)"))
@@ -330,7 +334,7 @@ impl Session<'_> {
                 format!("a request without a key is answered with {status}; the draft says 400"),
             ),
         };
-        Ok(Check { name: "no key", draft: "Error Scenarios", verdict, told })
+        Ok(Check { name: "no key", draft: "Error Scenarios", verdict, message })
     }
 
     /// A key on another path must not replay the answer of the first one.
@@ -338,14 +342,14 @@ impl Session<'_> {
         let key = self.key();
         let first = self.settled(&key).await?;
         let answer = send(&keyed(other, &key), self.probe.timeout).await.map_err(unreachable)?;
-        let (verdict, told) = if self.signal == Signal::Nothing && answer.is_success() {
+        let (verdict, message) = if self.signal == Signal::Nothing && answer.is_success() {
             (Verdict::Unknown, "writes with different keys are answered alike".to_owned())
         } else if self.signal.is_same(&first, &answer) {
             (Verdict::Differs, "the key on another path gets the answer of the first one".to_owned())
         } else {
             (Verdict::Ok, format!("the key on another path is answered with {}", answer.status))
         };
-        Ok(Check { name: "other path", draft: "Idempotency Fingerprint", verdict, told })
+        Ok(Check { name: "other path", draft: "Idempotency Fingerprint", verdict, message })
     }
 
     fn key(&self) -> String {
@@ -395,8 +399,8 @@ impl Session<'_> {
 
 /// The verdict on requests with one key that should have had one effect.
 fn check(name: &'static str, draft: &'static str, course: &Course) -> Check {
-    let text = |told: &str| told.to_owned();
-    let (verdict, told) = match (course.counted, course.shown, course.refused) {
+    let text = |text: &str| text.to_owned();
+    let (verdict, message) = match (course.counted, course.shown, course.refused) {
         (Some(count @ 2..), ..) => (Verdict::Doubles, format!("one key took effect {count} times")),
         (Some(0), ..) if course.succeeded => {
             (Verdict::Unknown, text("a request with the key succeeds, and no effect is counted"))
@@ -429,7 +433,17 @@ fn check(name: &'static str, draft: &'static str, course: &Course) -> Check {
         ),
         (None, Shown::One, None) => (Verdict::Ok, text("all got one answer")),
     };
-    Check { name, draft, verdict, told }
+    Check { name, draft, verdict, message }
+}
+
+/// Answers that agree do not show what the lost one was about; a count does.
+fn without_the_first_answer(mut check: Check, course: &Course) -> Check {
+    if check.verdict == Verdict::Ok && course.counted.is_none() {
+        check.verdict = Verdict::Unknown;
+        check.message =
+            String::from("what the lost answer was is not known: --count tells how many effects there are");
+    }
+    check
 }
 
 fn not_probed(answer: &Answer) -> Failure {
@@ -447,7 +461,7 @@ fn keyed(request: &Request, key: &str) -> Request {
     request
 }
 
-pub fn unreachable(mut told: String) -> Failure {
-    told.insert_str(0, "the service gives no answer: ");
-    Failure::dependency("unavailable", told)
+pub fn unreachable(mut message: String) -> Failure {
+    message.insert_str(0, "the service gives no answer: ");
+    Failure::dependency("unavailable", message)
 }

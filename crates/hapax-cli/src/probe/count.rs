@@ -6,8 +6,8 @@ use hapax::words::counted;
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
-use super::http::{Request, send};
 use crate::failure::Failure;
+use crate::http::{Request, send};
 
 /// Between two looks at the number.
 const STEP: Duration = Duration::from_millis(20);
@@ -43,8 +43,8 @@ impl Count {
             other => other.as_u64(),
         });
         number.ok_or_else(|| {
-            let told = "--count is answered without a number or an array";
-            Failure::input(format!("{told} (status {}, --count-at {:?})", answer.status, self.at))
+            let message = "--count is answered without a number or an array";
+            Failure::input(format!("{message} (status {}, --count-at {:?})", answer.status, self.at))
         })
     }
 
@@ -102,8 +102,8 @@ impl Count {
     }
 }
 
-fn unusable(told: &str) -> Failure {
+fn unusable(message: &str) -> Failure {
     Failure::input(format!(
-        "--count cannot be used: it {told}; it must rise by 1 with each write, and nobody else may write meanwhile"
+        "--count cannot be used: it {message}; it must rise by 1 with each write, and nobody else may write meanwhile"
     ))
 }

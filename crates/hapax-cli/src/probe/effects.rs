@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::http::Answer;
+use crate::http::Answer;
 
 /// What of an answer tells one effect from another. Two writes with different keys show it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

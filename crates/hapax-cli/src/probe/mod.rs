@@ -3,7 +3,6 @@
 mod checks;
 mod count;
 mod effects;
-mod http;
 
 use std::time::Duration;
 
@@ -12,10 +11,10 @@ use serde_json::{Value, json};
 
 use crate::cli::{Global, NoPlaces, duration};
 use crate::failure::{BROKEN_PROMISE, Failure};
+use crate::http::{Request, Target};
 use crate::print;
-use checks::{Check, Probe, Verdict};
+use checks::{Check, Probe, Restart, Verdict};
 use count::Count;
-use http::{Request, Target};
 
 /// What the report is made against.
 const DRAFT: &str = "draft-ietf-httpapi-idempotency-key-header-07";
@@ -29,6 +28,9 @@ const DRAFT: &str = "draft-ietf-httpapi-idempotency-key-header-07";
 /// Two writes are told apart by the `Location` or the `id` of their answers. If a service gives
 /// neither, or to see what became of requests whose answers were lost, say where effects can be
 /// counted (`--count`). The count must rise by 1 with each write; it may lag behind.
+///
+/// A service that has its keys in memory only looks well until its process ends. With `--restart` the
+/// probe has it killed and started again, once after a write and once during one.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Example: hapax probe http://127.0.0.1:8080/orders --body '{\"item\": \"lamp\", \"n\": 1}' \
@@ -61,6 +63,12 @@ pub struct ProbeArgs {
     /// Another URL of the service that takes the same body: a key must not replay across both
     #[arg(long, value_name = "URL")]
     other: Option<String>,
+    /// A command (of `sh`) that kills the service and starts it again, and then ends
+    #[arg(long, value_name = "COMMAND")]
+    restart: Option<String>,
+    /// How long the service may take until it answers again
+    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = duration)]
+    restart_wait: Duration,
     /// How long an answer may take
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     timeout: Duration,
@@ -83,7 +91,7 @@ pub async fn run(global: &Global, args: &ProbeArgs) -> Result<u8, Failure> {
             name: "the rest",
             draft: "",
             verdict: Verdict::Unknown,
-            told: format!("not probed: the time was over (--within {:?})", args.within),
+            message: format!("not probed: the time was over (--within {:?})", args.within),
         }),
         Err(_) => {
             let (made, within) = (checks.len(), args.within);
@@ -99,13 +107,13 @@ pub async fn run(global: &Global, args: &ProbeArgs) -> Result<u8, Failure> {
     if global.json {
         let list: Vec<Value> = checks
             .iter()
-            .map(|check| json!({"check": check.name, "verdict": check.verdict.name(), "told": check.told, "section": check.draft}))
+            .map(|check| json!({"check": check.name, "verdict": check.verdict.name(), "message": check.message, "section": check.draft}))
             .collect();
         print::json(&json!({"url": args.url, "draft": DRAFT, "doubles": doubles, "checks": list}))?;
     } else {
         let rows: Vec<[String; 3]> = checks
             .iter()
-            .map(|check| [check.name.to_owned(), check.verdict.name().to_owned(), check.told.clone()])
+            .map(|check| [check.name.to_owned(), check.verdict.name().to_owned(), check.message.clone()])
             .collect();
         print::table(["CHECK", "VERDICT", "WHAT WAS SEEN"], &rows)?;
         let unknown = checks.iter().any(|check| check.verdict == Verdict::Unknown);
@@ -124,7 +132,7 @@ fn probe(args: &ProbeArgs) -> Result<Probe, Failure> {
         let plain =
             header.split_once(':').filter(|(name, _)| !name.is_empty() && !header.contains(['\r', '\n']));
         let Some((name, value)) = plain else {
-            return Err(Failure::config(format!("--header {header:?} is no header; write NAME: VALUE")));
+            return Err(Failure::config(format!("--header {header:?} is not a header; write NAME: VALUE")));
         };
         if name.trim().eq_ignore_ascii_case("idempotency-key") {
             return Err(Failure::config("--header: the probe makes the keys itself"));
@@ -132,7 +140,10 @@ fn probe(args: &ProbeArgs) -> Result<Probe, Failure> {
         headers.push((name.trim().to_ascii_lowercase(), value.trim().to_owned()));
     }
     if args.method.is_empty() || !args.method.bytes().all(|byte| byte.is_ascii_uppercase()) {
-        return Err(Failure::config(format!("--method {:?} is no method; write it like POST", args.method)));
+        return Err(Failure::config(format!(
+            "--method {:?} is not a method; write it like POST",
+            args.method
+        )));
     }
     let target = Target::parse(&args.url)?;
     let request =
@@ -150,7 +161,9 @@ fn probe(args: &ProbeArgs) -> Result<Probe, Failure> {
         Some(url) => Some(Request { target: Target::parse(url)?, ..request.clone() }),
     };
     let other_body = args.other_body.clone().or_else(|| changed(&args.body));
-    Ok(Probe { request, other_body, other, count, timeout: args.timeout })
+    let restart =
+        args.restart.as_ref().map(|command| Restart { command: command.clone(), wait: args.restart_wait });
+    Ok(Probe { request, other_body, other, restart, count, timeout: args.timeout })
 }
 
 /// The same JSON with another number, if it has one.

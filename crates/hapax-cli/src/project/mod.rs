@@ -1,4 +1,4 @@
-//! `hapax project`: keeps a search engine or a cache in step with records, makes it anew, compares it.
+//! `hapax project`: keeps a search engine or cache in sync with records; rebuilds and verifies it.
 
 mod run;
 mod status;
@@ -18,7 +18,9 @@ use crate::cli::{Global, duration};
 use crate::exporters::Metrics;
 use crate::failure::{self, Failure};
 use crate::signal::Gate;
-use crate::{open, print};
+use crate::token::ByArgs;
+use crate::verify::{hex, sum, sums};
+use crate::{open, print, who};
 
 #[derive(Debug, Args)]
 pub struct ProjectArgs {
@@ -79,6 +81,8 @@ struct HistoryArgs {
     /// The archive of the journal: s3://BUCKET/PREFIX or dir:PATH
     #[arg(long, value_name = "URL")]
     archive: Option<String>,
+    #[command(flatten)]
+    by: ByArgs,
 }
 
 #[derive(Debug, Args)]
@@ -158,6 +162,9 @@ async fn make_anew(global: &Global, args: &HistoryArgs) -> Result<u8, Failure> {
     let records = open::records_of_all(global, &config).await?;
     let generation = config.analytics.generation;
     let mut history = History::open(&*journal, &*records, archive.as_deref(), generation).await?;
+    let target = config.projection_url_shown().unwrap_or_default();
+    let from = args.archive.as_deref().map_or_else(String::new, |url| format!("with {}", hide_password(url)));
+    who::acts(&config, &args.by, "project.rebuild", &target, &from).await?;
     let rebuilt = rebuild(&*projection, &mut history).await.map_err(incomplete)?;
     if global.json {
         let examples = rebuilt
@@ -199,14 +206,18 @@ pub(crate) async fn compare(global: &Global, args: &VerifyArgs, kind: Option<&st
     let verified = verify(&*projection, &history, args.wait).await?;
     let count = verified.differences.len() + verified.foreign.len();
     let of_records = verified.differences.iter().map(|(name, what)| (name.to_string(), what.to_string()));
-    let foreign =
-        verified.foreign.iter().map(|(what, why)| (what.clone(), format!("does not belong there: {why}")));
+    let foreign = verified
+        .foreign
+        .iter()
+        .map(|(what, reason)| (what.clone(), format!("does not belong there: {reason}")));
     let listed = of_records.chain(foreign).take(args.limit);
     if global.json {
         let listed = listed.map(|(name, what)| json!({"record": name, "difference": what}));
         print::json(&json!({
             "records": verified.records, "differences": count, "moving": verified.moving,
             "listed": listed.collect::<Vec<_>>(),
+            "source": sum(verified.source.total()), "projection": sum(verified.projection.total()),
+            "sums": sums(&verified.source, ("projection", &verified.projection)),
         }))?;
     } else {
         for (name, what) in listed {
@@ -218,7 +229,7 @@ pub(crate) async fn compare(global: &Global, args: &VerifyArgs, kind: Option<&st
             0 => String::new(),
             moving => format!(", {moving} still in motion"),
         };
-        print::line(&format!("{records} compared, {differ}{moving}"))?;
+        print::line(&format!("{records} compared, {differ}{moving}; sum {}", hex(verified.source.total())))?;
     }
     Ok(if count == 0 { 0 } else { failure::BROKEN_PROMISE })
 }

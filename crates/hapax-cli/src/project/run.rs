@@ -69,11 +69,15 @@ pub(super) async fn run(
     let consumer = Consumer::builder(bus, ledger).settings(settings).build()?;
     let signals = gate.take_signals(); // until now there was nothing to drain
     let handle = consumer.handle();
+    let (projector, broken) = projector.stopping(consumer.handle());
     let running = tokio::spawn(consumer.leased_batch(projector));
     let watched = Watch::new(global, handle, args.until_idle, None, metrics);
     let (ended, code) = watched.until_ended(running, signals).await;
     report(global, &ended?, None)?;
-    Ok(code)
+    match broken.take() {
+        Some(error) => Err(error.into()),
+        None => Ok(code),
+    }
 }
 
 /// Makes a projection that is missing, if its consumer has not begun: an empty one would lack what was applied to

@@ -9,14 +9,16 @@ use clap::{Args, Subcommand, ValueEnum};
 use hapax::Tenant;
 use hapax::analytics::{Analytics, Field, ListPage, ReadModel, ReadToken, RecordsQuery, Uuid};
 use hapax::bus::Partition;
+use hapax::config::Config;
 use hapax::records::ModuleSlug;
 use hapax::{Error, Topic};
 use serde_json::json;
 
-use crate::cli::{Global, duration};
+use crate::cli::{Global, between, duration};
 use crate::failure::Failure;
 use crate::serve::analytics::measures_of;
-use crate::{open, print};
+use crate::token::ByArgs;
+use crate::{open, print, who};
 
 #[derive(Debug, Args)]
 pub struct QueryArgs {
@@ -38,7 +40,7 @@ enum QueryCommand {
     Status,
     /// Give up a change that could not be read, so that it holds lastSyncAt back no longer
     #[command(
-        override_usage = "hapax query drop --topic T --partition N --offset N",
+        override_usage = "hapax query drop --topic T --partition N --offset N\n       [OPTIONS]",
         after_help = "Example: hapax query drop --topic events --partition 3 --offset 1842"
     )]
     Drop(DropArgs),
@@ -61,7 +63,7 @@ struct RecordsArgs {
     #[arg(long, value_name = "TIME", value_parser = duration)]
     since: Option<Duration>,
     /// List at most this many, up to 1000; csv and parquet have all
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    #[arg(long, value_name = "N", value_parser = between::<u16>(1, 1000))]
     limit: Option<u16>,
     /// Continue after a page, with the id printed as `more:` (with --json: `next`)
     #[arg(long, value_name = "ID")]
@@ -106,6 +108,8 @@ struct DropArgs {
     /// Its offset
     #[arg(long, allow_negative_numbers = true)]
     offset: i64,
+    #[command(flatten)]
+    by: ByArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -126,7 +130,7 @@ pub async fn run(global: &Global, args: &QueryArgs) -> Result<u8, Failure> {
     match &args.command {
         QueryCommand::Records(args) => records(global, model, args).await,
         QueryCommand::Status => show::status(global, &*model).await,
-        QueryCommand::Drop(args) => drop_rejected(global, &*model, args).await,
+        QueryCommand::Drop(args) => drop_rejected(global, &config, &*model, args).await,
         QueryCommand::Schema => show::schema(global, &*model),
     }
 }
@@ -165,15 +169,15 @@ async fn records(global: &Global, model: Arc<dyn ReadModel>, args: &RecordsArgs)
     let query = args.query(model)?;
     if format == Format::Parquet {
         if args.is_tally() || args.limit.is_some() || args.cursor.is_some() {
-            let told = "a Parquet file has all records: leave out --limit, --cursor, --count, --sum, --min, --max and --group-by";
-            return Err(Failure::config(told));
+            let message = "a Parquet file has all records: leave out --limit, --cursor, --count, --sum, --min, --max and --group-by";
+            return Err(Failure::config(message));
         }
         return show::parquet(query).await;
     }
     if args.is_tally() {
         if args.limit.is_some() || args.cursor.is_some() {
-            let told = "--limit and --cursor are for lists; --count, --sum, --min, --max and --group-by ask for numbers";
-            return Err(Failure::config(told));
+            let message = "--limit and --cursor are for lists; --count, --sum, --min, --max and --group-by ask for numbers";
+            return Err(Failure::config(message));
         }
         let measures = measures_of(&args.sum, &args.min, &args.max);
         return show::tally(query, measures, args.group_by.as_ref(), format).await;
@@ -183,14 +187,21 @@ async fn records(global: &Global, model: Arc<dyn ReadModel>, args: &RecordsArgs)
     show::list(query, ListPage::new(args.cursor, limit)?, all, format).await
 }
 
-async fn drop_rejected(global: &Global, model: &dyn ReadModel, args: &DropArgs) -> Result<u8, Failure> {
+async fn drop_rejected(
+    global: &Global,
+    config: &Config,
+    model: &dyn ReadModel,
+    args: &DropArgs,
+) -> Result<u8, Failure> {
     let partition = Partition { topic: args.topic.clone(), number: args.partition };
+    let target = format!("offset {} of {partition}", args.offset);
+    who::acts(config, &args.by, "query.drop", &target, "").await?;
     if !model.drop_rejected(&partition, args.offset).await? {
-        let told = format!(
+        let message = format!(
             "nothing was rejected at offset {} of {partition}; `hapax query status` lists what was",
             args.offset
         );
-        return Err(Error::NotFound(told).into());
+        return Err(Error::NotFound(message).into());
     }
     if global.json {
         print::json(&json!({"dropped": true}))?;

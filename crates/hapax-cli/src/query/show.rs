@@ -14,7 +14,7 @@ use crate::ledger::look::or_dash;
 use crate::print;
 use crate::serve::analytics::{MetaBody, groups_of};
 
-/// What people are told about how current an answer is.
+/// What people read about how current an answer is.
 fn as_of(meta: &Meta) -> String {
     let mut text = match meta.last_sync_text() {
         Some(at) => format!("complete up to {at}"),
@@ -69,9 +69,9 @@ pub async fn list(query: RecordsQuery, page: ListPage, all: bool, format: Format
 pub async fn parquet(query: RecordsQuery) -> Result<u8, Failure> {
     let mut out = std::io::stdout();
     if out.is_terminal() {
-        let told =
+        let message =
             "a Parquet file is not for a terminal: send it to a file, as `--format parquet > orders.parquet`";
-        return Err(Failure::config(told));
+        return Err(Failure::config(message));
     }
     let meta = query.export_parquet(&mut |piece: &[u8]| out.write_all(piece)).await?;
     out.flush().map_err(|error| hapax::Error::unavailable("writing the Parquet file", error))?;
@@ -173,8 +173,8 @@ pub async fn tally(
     if left_out > 0 {
         let what = counted(
             left_out,
-            "value is no number that fits, and is",
-            "values are no numbers that fit, and are",
+            "value is not a number that fits, and is",
+            "values are not numbers that fit, and are",
         );
         print::line(&format!("{what} left out of the numbers"))?;
     }
@@ -197,7 +197,8 @@ fn columns(heads: &[String], rows: &[Vec<String>]) -> String {
 }
 
 pub async fn status(global: &Global, model: &dyn ReadModel) -> Result<u8, Failure> {
-    let (partitions, rejected) = tokio::try_join!(model.partitions(), model.rejected(1000))?;
+    let (partitions, rejected, unfinished) =
+        tokio::try_join!(model.partitions(), model.rejected(1000), model.unfinished())?;
     let code = u8::from(!rejected.is_empty());
     if global.json {
         let partitions: Vec<_> = partitions
@@ -219,7 +220,7 @@ pub async fn status(global: &Global, model: &dyn ReadModel) -> Result<u8, Failur
                 })
             })
             .collect();
-        print::json(&json!({"partitions": partitions, "rejected": rejected}))?;
+        print::json(&json!({"partitions": partitions, "rejected": rejected, "unfinished": unfinished}))?;
         return Ok(code);
     }
     let rows: Vec<_> = partitions
@@ -227,6 +228,9 @@ pub async fn status(global: &Global, model: &dyn ReadModel) -> Result<u8, Failur
         .map(|one| [one.partition.to_string(), or_dash(one.offset.as_ref()), or_dash(one.pulse.as_ref())])
         .collect();
     print::table(["partition", "offset", "complete up to"], &rows)?;
+    if let Some(unfinished) = unfinished {
+        print::line(&unfinished)?;
+    }
     for entry in &rejected {
         let origin = &entry.rejected.origin;
         print::line(&format!(

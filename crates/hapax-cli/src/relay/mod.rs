@@ -5,7 +5,6 @@ mod run;
 mod status;
 
 use clap::{Args, Subcommand};
-use hapax::access::AuditNote;
 use hapax::config::Config;
 use hapax::journal::{AggregateOf, Behind, Checkpoint, Position, RelayState};
 use hapax::relay;
@@ -165,8 +164,7 @@ pub async fn run(
 
 /// Leaves an audit row about this relay, before the action.
 async fn note(config: &Config, by: &ByArgs, action: &str, details: &str) -> Result<(), Failure> {
-    let note = AuditNote::new(&by.actor()?, action, config.relay.name.as_str()).details(details);
-    crate::who::note(config, &note).await
+    crate::who::acts(config, by, action, config.relay.name.as_str(), details).await
 }
 
 fn of_tenant(of: &AggregateOf) -> String {

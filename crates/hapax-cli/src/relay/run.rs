@@ -190,11 +190,11 @@ async fn nothing_after(journal: &dyn Journal, position: &Position) -> bool {
 /// The failure that reports what a run has left unpublished.
 fn left(name: &RelayName, parked: usize) -> Failure {
     let are = if parked == 1 { "1 aggregate is" } else { &format!("{parked} aggregates are") };
-    let told = format!(
+    let message = format!(
         "not everything is published: {are} parked. `hapax relay status` says why; \
          `hapax relay resume --name {name} --all` tries them again, `hapax relay skip --name {name} AGGREGATE --seq N` gives an event up"
     );
-    Failure::new(failure::BROKEN_PROMISE, "parked", told)
+    Failure::new(failure::BROKEN_PROMISE, "parked", message)
 }
 
 fn tell(global: &Global, progress: &Progress, ended: &Ended) -> Result<(), Failure> {

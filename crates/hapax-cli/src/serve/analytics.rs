@@ -36,8 +36,8 @@ pub fn operators() -> OpenApiRouter<Shared> {
 
 fn model(app: &App) -> Result<Arc<dyn ReadModel>, Problem> {
     app.reads.clone().ok_or_else(|| {
-        let told = "this server has no read model; analytics.url names one";
-        Error::Unsupported(told.into()).into()
+        let message = "this server has no read model; analytics.url names one";
+        Error::Unsupported(message.into()).into()
     })
 }
 
@@ -93,9 +93,9 @@ pub struct TallyParams {
     since: Option<String>,
     /// Fields to sum, as JSON pointers with commas between: `/amount,/tax`.
     sum: Option<String>,
-    /// Fields of which the least number is told.
+    /// Fields whose least number is asked for.
     min: Option<String>,
-    /// Fields of which the greatest number is told.
+    /// Fields whose greatest number is asked for.
     max: Option<String>,
     /// For each value of this field apart.
     group_by: Option<String>,
@@ -133,7 +133,7 @@ impl Common<'_> {
         let analytics = Analytics::new(model(app)?, reader.0.tenant.as_ref())?;
         let mut query = analytics.records(module)?;
         if let Some(since) = self.since {
-            query = query.since(duration(since).map_err(|told| Error::invalid("since", told))?);
+            query = query.since(duration(since).map_err(|message| Error::invalid("since", message))?);
         }
         if self.approximate {
             query = query.approximate();
@@ -143,8 +143,8 @@ impl Common<'_> {
         }
         let wait = self.wait_ms.map_or(Duration::from_secs(5), Duration::from_millis);
         if wait > WAIT_MAX {
-            let told = format!("it is {}; it may be up to {}", wait.as_millis(), WAIT_MAX.as_millis());
-            return Err(Error::invalid("wait_ms", told).into());
+            let message = format!("it is {}; it may be up to {}", wait.as_millis(), WAIT_MAX.as_millis());
+            return Err(Error::invalid("wait_ms", message).into());
         }
         Ok(query.wait(wait))
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use hapax::access::{Access, Actor, ApiToken, Authenticator, NewToken, RateLimit, Role};
+use hapax::access::{Access, Actor, ApiToken, Authenticator, NewToken, RateLimit, Role, TokenState};
 use hapax::analytics::ReadModel;
 use hapax::bus::Bus;
 use hapax::config::{Config, sqlite_path};
@@ -15,6 +15,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::sync::{Semaphore, watch};
 
 use super::background::RelayStatus;
+use super::beside::Watched;
 use super::checks::Checked;
 use super::feeding::FeedStatus;
 use super::health::Readiness;
@@ -25,7 +26,7 @@ use crate::exporters::{self, Metrics};
 use crate::failure::Failure;
 use crate::open;
 
-/// How many connections look up who calls, and write audit rows.
+/// How many connections look up callers and write audit rows.
 const ACCESS_CONNECTIONS: u32 = 4;
 
 /// Everything a route may use.
@@ -52,6 +53,8 @@ pub struct App {
     pub reads: Option<Arc<dyn ReadModel>>,
     /// The bus, if the relay runs here.
     pub bus: Option<Arc<dyn Bus>>,
+    /// The bus of a demo, whose relay is another process.
+    pub watched: Option<Watched>,
     pub relay: RelayStatus,
     pub feed: FeedStatus,
     pub readiness: Readiness,
@@ -88,6 +91,7 @@ impl App {
         metrics: Option<&Metrics>,
         stopping: watch::Receiver<bool>,
         with: With,
+        watched: Option<Watched>,
     ) -> Result<(Shared, Option<Arc<dyn Bus>>), Failure> {
         let metrics = match metrics {
             Some(metrics) => metrics.handle(),
@@ -134,6 +138,7 @@ impl App {
             rate,
             reads,
             bus: bus.clone(),
+            watched,
             relay,
             feed: FeedStatus::default(),
             readiness: Readiness::default(),
@@ -156,18 +161,18 @@ impl App {
             return Ok(());
         }
         let token = ApiToken::parse(text).map_err(|error| {
-            let told = format!("serve.bootstrap_token: {error}; `hapax token generate` makes one");
-            Failure::config(told)
+            let message = format!("serve.bootstrap_token: {error}; `hapax token generate` makes one");
+            Failure::config(message)
         })?;
         let about = NewToken::new("bootstrap", Role::Admin);
         let by = Actor::new("serve.bootstrap_token", "the server started with it");
         match self.access.store().create(&token, &about, &by).await {
-            Ok(entry) if entry.state == "live" => {}
+            Ok(entry) if entry.state == TokenState::Live => {}
             Ok(entry) => {
-                tracing::warn!(target: "hapax", id = %entry.id, state = entry.state, "the bootstrap token is not live, and stays so");
+                tracing::warn!(target: "hapax", id = %entry.id, state = %entry.state, "the bootstrap token is not live; it is left as it is");
             }
             Err(Error::Conflict { .. }) => {
-                tracing::warn!(target: "hapax", id = %token.id(), "the bootstrap token was rotated since; the one that is configured is not valid");
+                tracing::warn!(target: "hapax", id = %token.id(), "the bootstrap token was rotated; the configured one is no longer valid");
             }
             Err(error) => return Err(error.into()),
         }
@@ -181,6 +186,12 @@ impl App {
             let all = u32::try_from(self.config.serve.connections_max).unwrap_or(u32::MAX);
             let _ = work.acquire_many(all).await; // nobody closes it
         }
+    }
+
+    /// The bus whose topics are looked at, and these.
+    pub fn looked_at(&self) -> Option<Watched> {
+        let topics = vec![self.config.relay.topic.clone()];
+        self.watched.clone().or_else(|| self.bus.clone().map(|bus| Watched { bus, topics }))
     }
 
     /// The backends, for people.

@@ -92,8 +92,8 @@ impl Caller {
         if self.scopes.contain(&scope) {
             return Ok(scope);
         }
-        let told = format!("this needs the scope {scope}, which {} may not use", self.who);
-        Err(forbidden(told).member("scope", scope.as_str()))
+        let message = format!("this needs the scope {scope}, which {} may not use", self.who);
+        Err(forbidden(message).member("scope", scope.as_str()))
     }
 
     /// For which scopes.
@@ -128,12 +128,12 @@ impl Caller {
         if self.is_local || self.is_unbound() {
             return Ok(());
         }
-        let told = format!(
+        let message = format!(
             "this is about all tenants and scopes, so it needs a token without a tenant and for all scopes; \
              {} has a tenant or scopes",
             self.who
         );
-        Err(forbidden(told))
+        Err(forbidden(message))
     }
 
     /// Whether the caller may look beyond its tenant: an operator without a tenant and for all scopes.
@@ -153,7 +153,7 @@ impl Caller {
 /// Lets a request pass to its route if its caller may.
 pub async fn authorise(State(listener): State<Listener>, mut request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
-    // Without a route the answer says that there is none, to anybody.
+    // Anybody may learn that there is no such route.
     let is_open =
         |route: &str| OPEN.contains(&route) || session::OPEN.contains(&route) || page::is_page(route);
     if route.is_none_or(is_open) {
@@ -194,7 +194,7 @@ async fn authenticated(
             session::check_origin(method, headers).map_err(Problem::into_response)?;
             token
         }
-        None => bearer(headers).map_err(|told| unauthenticated(&told, token_given(headers)))?,
+        None => bearer(headers).map_err(|message| unauthenticated(&message, token_given(headers)))?,
     };
     let grant = match access.authenticate_from(token, peer).await.map_err(refuse)? {
         Authentication::Granted { grant, .. } => grant,
@@ -202,13 +202,14 @@ async fn authenticated(
     };
     let id = grant.principal().unwrap_or_default();
     if let Err(wait) = listener.app.rate.take(id) {
-        let told = "the token has used its requests for now (serve.rate_per_s); ";
-        return Err(rate_limited(told, wait).into_response());
+        let message = "rate limit exceeded (serve.rate_per_s); ";
+        return Err(rate_limited(message, wait).into_response());
     }
     let asked = tenant(headers).map_err(Problem::into_response)?;
     if asked.is_some() && asked != grant.tenant {
-        let told = "the header Hapax-Tenant names another tenant than the token's; leave it out".to_owned();
-        return Err(forbidden(told).into_response());
+        let message =
+            "the header Hapax-Tenant names another tenant than the token's; leave it out".to_owned();
+        return Err(forbidden(message).into_response());
     }
     Ok(Caller::of(grant))
 }
@@ -218,13 +219,13 @@ pub fn refused(token: &str, said: Authentication) -> Response {
     match said {
         Authentication::Expired => unauthenticated("the token has expired", true),
         Authentication::Throttled { wait } => {
-            let told = "too many tokens that nobody knows were sent to this server just now, and this one \
+            let message = "too many tokens that nobody knows were sent to this server just now, and this one \
                         was not looked up; ";
-            rate_limited(told, wait).into_response()
+            rate_limited(message, wait).into_response()
         }
         Authentication::Malformed => {
-            let told = ApiToken::parse(token).err().map_or_else(String::new, |error| error.to_string());
-            unauthenticated(&format!("{told}; the token was cut off or mistyped"), true)
+            let message = ApiToken::parse(token).err().map_or_else(String::new, |error| error.to_string());
+            unauthenticated(&format!("{message}; the token was cut off or mistyped"), true)
         }
         // Whoever guesses learns no more than that they guessed wrong.
         said => {
@@ -246,7 +247,7 @@ fn bearer(headers: &HeaderMap) -> Result<&str, String> {
     };
     // A proxy in front may look at the first one, and we at the last.
     if values.next().is_some() {
-        return Err("the header Authorization is there more than once".into());
+        return Err("the header Authorization was sent more than once".into());
     }
     let bad = "the header Authorization is not Bearer hpx_…";
     let text = value.to_str().map_err(|_| bad)?;
@@ -264,10 +265,10 @@ fn tenant(headers: &HeaderMap) -> Result<Option<Tenant>, Problem> {
         (None, _) => Ok(None),
         (Some(value), None) => {
             let text = std::str::from_utf8(value.as_bytes())
-                .map_err(|_| Error::invalid("Hapax-Tenant", "it is no UTF-8"))?;
+                .map_err(|_| Error::invalid("Hapax-Tenant", "it is not UTF-8"))?;
             Ok(Some(Tenant::new(text)?))
         }
-        _ => Err(Error::invalid("Hapax-Tenant", "the header is there more than once").into()),
+        _ => Err(Error::invalid("Hapax-Tenant", "the header was sent more than once").into()),
     }
 }
 
@@ -275,9 +276,13 @@ fn missing() -> Problem {
     Problem::new(StatusCode::UNAUTHORIZED, "unauthenticated", "Authentication required", "this needs a token")
 }
 
-fn unauthenticated(told: &str, given: bool) -> Response {
-    let problem =
-        Problem::new(StatusCode::UNAUTHORIZED, "unauthenticated", "Authentication required", told.to_owned());
+fn unauthenticated(message: &str, given: bool) -> Response {
+    let problem = Problem::new(
+        StatusCode::UNAUTHORIZED,
+        "unauthenticated",
+        "Authentication required",
+        message.to_owned(),
+    );
     let mut response = problem.into_response();
     let challenge =
         if given { "Bearer realm=\"hapax\", error=\"invalid_token\"" } else { "Bearer realm=\"hapax\"" };
@@ -285,13 +290,13 @@ fn unauthenticated(told: &str, given: bool) -> Response {
     response
 }
 
-fn forbidden(told: String) -> Problem {
-    Problem::new(StatusCode::FORBIDDEN, "forbidden", "The caller may not do this", told)
+fn forbidden(message: String) -> Problem {
+    Problem::new(StatusCode::FORBIDDEN, "forbidden", "The caller may not do this", message)
 }
 
-fn rate_limited(told: &str, wait: std::time::Duration) -> Problem {
-    let told = format!("{told}the next one is free in {} ms", wait.as_millis() + 1);
-    Problem::new(StatusCode::TOO_MANY_REQUESTS, "rate-limited", "The caller sends too much", told).retry()
+fn rate_limited(message: &str, wait: std::time::Duration) -> Problem {
+    let message = format!("{message}the next request is allowed in {} ms", wait.as_millis() + 1);
+    Problem::new(StatusCode::TOO_MANY_REQUESTS, "rate-limited", "Too many requests", message).retry()
 }
 
 macro_rules! role {
@@ -382,8 +387,8 @@ mod tests {
             &[b"Bearer\tabc"],
         ];
         for bad in bad {
-            let told = bearer(&headers(bad)).unwrap_err();
-            assert!(!told.contains("abc"), "{told}");
+            let error = bearer(&headers(bad)).unwrap_err();
+            assert!(!error.contains("abc"), "{error}");
         }
     }
 

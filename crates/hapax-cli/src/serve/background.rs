@@ -16,7 +16,7 @@ use super::feeding::{FeedStatus, feed};
 use super::kept::Kept;
 use crate::failure::Failure;
 
-/// How often it is looked whether audit rows are to be swept.
+/// How often to check whether audit rows are due to be swept.
 const AUDIT: Duration = Duration::from_hours(1);
 /// How often the recorder of metrics tidies up.
 const UPKEEP: Duration = Duration::from_secs(5);
@@ -28,7 +28,7 @@ pub struct RelayStatus(Kept<Relay>);
 /// What a relay does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RelayState {
-    /// It has not yet been told who leads.
+    /// It does not know yet who leads.
     Starting,
     /// It publishes.
     Leads,
@@ -145,12 +145,12 @@ async fn sweep_audit(app: Shared) {
     loop {
         tick.tick().await;
         if let Err(error) = app.kept_access.sweep(&settings).await {
-            tracing::warn!(target: "hapax", error = %error.chain(), "audit rows could not be swept; it is tried again");
+            tracing::warn!(target: "hapax", error = %error.chain(), "audit rows could not be swept; retrying");
         }
     }
 }
 
-/// Publishes until the server stops. A relay waits for outages to end by itself; one that ends with an
+/// Publishes until the server stops. A relay itself waits for outages to end; one that ends with an
 /// error, or in a panic, is started again, and is not ready until then.
 async fn publish(app: Shared, bus: Arc<dyn Bus>) {
     let (journal, mut settings) = (Arc::clone(&app.journal), app.config.relay_settings());

@@ -62,7 +62,7 @@ impl Checked {
         let ledger = (app.config.ledger.url == "memory:").then_some(in_memory);
         let report = doctor::examine(&app.global, &app.config, &Vec::from_iter(topics), None, ledger).await;
         let findings = report.looked.into_iter().map(|looked| CheckAnswer {
-            level: looked.level,
+            level: looked.verdict.label(),
             check: looked.check,
             message: looked.message,
         });

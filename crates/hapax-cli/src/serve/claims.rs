@@ -137,7 +137,7 @@ pub struct ClaimBatchAnswer {
 
 /// Claims an event
 ///
-/// Whatever the outcome, the answer is 200: a duplicate is no error. Only with `claimed` run the event;
+/// Whatever the outcome, the answer is 200: a duplicate is not an error. Only with `claimed` run the event;
 /// then report `done` or `fail` with the token.
 #[utoipa::path(
     post, path = "/v1/claims", tag = "claims", request_body = ClaimBody,
@@ -223,8 +223,8 @@ pub(super) fn check_batch(app: &App, what: &'static str, count: usize) -> Result
 fn check_request_id(text: &str) -> Result<(), Problem> {
     let count = text.chars().count();
     if !(1..=255).contains(&count) || text.chars().any(char::is_control) {
-        let told = format!("it has {count} characters; it must have 1 to 255, and no control characters");
-        return Err(Error::invalid("request_id", told).into());
+        let message = format!("it has {count} characters; it must have 1 to 255, and no control characters");
+        return Err(Error::invalid("request_id", message).into());
     }
     Ok(())
 }
@@ -251,7 +251,7 @@ fn prepared(app: &App, caller: &Caller, body: ClaimBody, of_batch: Option<&str>)
     let mut claim = Claim::of(scope, &event, mode);
     if let Some(fingerprint) = &body.fingerprint {
         if body.payload.is_some() {
-            return Err(Error::invalid("fingerprint", "there is a payload too; send one of them").into());
+            return Err(Error::invalid("fingerprint", "send either this or a payload, not both").into());
         }
         claim.fingerprint = Some(fingerprint_of(fingerprint)?);
     }

@@ -28,10 +28,10 @@ pub fn seal(secret: &[u8; 32], position: &Position) -> String {
     sealed
 }
 
-/// The position in a text that [`seal`] gave, or that is one.
+/// The position in a sealed text, or in the plain text of a position.
 pub fn open(secret: &[u8; 32], text: &str) -> Result<Position> {
     let Some(sealed) = text.strip_prefix(SEALED) else { return text.parse() };
-    let bad = || Error::invalid("after", "it is none that this server gave");
+    let bad = || Error::invalid("after", "this server did not issue it");
     let digit = |at: usize| sealed.get(at..at + 2).and_then(|two| u8::from_str_radix(two, 16).ok());
     let bytes: Vec<u8> = (0..sealed.len()).step_by(2).map(digit).collect::<Option<_>>().ok_or_else(bad)?;
     let (given, mixture) = bytes.split_first_chunk::<TAG_BYTES>().ok_or_else(bad)?;
@@ -100,7 +100,7 @@ mod tests {
         }
     }
 
-    /// Whatever a client sends is a position or a sentence, and a seal is opened only by whoever made it.
+    /// Whatever a client sends gives a position or an error, and only the server that sealed a cursor opens it.
     #[test]
     fn what_clients_send_is_a_position_or_refused() {
         let (secret, mut state) = ([7; 32], 17_u64);

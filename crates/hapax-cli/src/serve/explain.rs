@@ -1,4 +1,4 @@
-//! The life of an event over HTTP: what `hapax explain` gathers, as far as the caller may see it.
+//! The history of an event over HTTP: what `hapax explain` gathers, as far as the caller may see it.
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -16,7 +16,7 @@ use super::auth::{Caller, Operator};
 use super::extract::{Json, Params, internal};
 use super::groups::{scopes_of, tenant_of};
 use crate::explain::gather;
-use crate::explain::stores::{Open, Sight, Stores};
+use crate::explain::stores::{Open, Stores, Visibility};
 use crate::failure::Failure;
 
 pub fn routes() -> OpenApiRouter<Shared> {
@@ -42,9 +42,9 @@ pub struct ExplainParams {
     tenant: Option<String>,
 }
 
-/// The life of an event, of a keyed write or of an aggregate.
+/// The history of an event, of a keyed write or of an aggregate.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct LifeAnswer {
+pub struct ExplainAnswer {
     /// What it is about: `event`, `key` or `aggregate`, with its name.
     #[schema(value_type = Object)]
     of: Value,
@@ -66,14 +66,14 @@ pub struct LifeAnswer {
     not_recorded: String,
 }
 
-/// The whole life of an event, of a keyed write or of an aggregate, for operators
+/// The whole history of an event, of a keyed write or of an aggregate, for operators
 ///
 /// What `hapax explain` shows: key, journal, relay, every scope that the caller may see, record and read model.
 /// Payloads and the values of headers are never part of it.
 #[utoipa::path(
     get, path = "/v1/explain", tag = "letters", params(ExplainParams),
     responses(
-        (status = 200, description = "Its life", body = LifeAnswer),
+        (status = 200, description = "Its history", body = ExplainAnswer),
         (status = 404, description = "No store knows it: `not-found`"),
     )
 )]
@@ -81,33 +81,33 @@ async fn explain(
     Operator(caller): Operator,
     State(app): State<Shared>,
     Params(params): Params<ExplainParams>,
-) -> Result<Json<LifeAnswer>, Problem> {
+) -> Result<Json<ExplainAnswer>, Problem> {
     let tenant = tenant_of(&caller, params.tenant.as_deref())?;
-    let mut stores = Stores::of_server(&app.global, &app.config, open(&app).await, sight_of(&caller));
+    let mut stores = Stores::of_server(&app.global, &app.config, open(&app).await, visibility_of(&caller));
     let tenant = tenant.as_ref();
-    let life = match (&params.id, &params.key, &params.aggregate) {
+    let explanation = match (&params.id, &params.key, &params.aggregate) {
         (Some(id), None, None) => gather::event(&mut stores, tenant, &EventId::new(id)?).await,
         (None, Some(key), None) => gather::key(&mut stores, tenant, &IdempotencyKey::new(key)?).await,
         (None, None, Some(of)) => gather::aggregate(&mut stores, tenant, &Aggregate::new(of)?).await,
         _ => return Err(Error::invalid("query", "send one of id, key and aggregate").into()),
     };
-    let mut life =
-        serde_json::to_value(life.map_err(|failure| problem(&failure))?).map_err(|_| internal())?;
+    let mut explanation =
+        serde_json::to_value(explanation.map_err(|failure| problem(&failure))?).map_err(|_| internal())?;
     let text = |value: &Value| value.as_str().map(str::to_owned);
-    Ok(Json(LifeAnswer {
-        tenant: text(&life["tenant"]),
-        asked_at: text(&life["asked_at"]).unwrap_or_default(),
-        not_recorded: text(&life["not_recorded"]).unwrap_or_default(),
-        of: life["of"].take(),
-        steps: life["steps"].take(),
-        scopes: life["scopes"].take(),
-        stores: life["stores"].take(),
+    Ok(Json(ExplainAnswer {
+        tenant: text(&explanation["tenant"]),
+        asked_at: text(&explanation["asked_at"]).unwrap_or_default(),
+        not_recorded: text(&explanation["not_recorded"]).unwrap_or_default(),
+        of: explanation["of"].take(),
+        steps: explanation["steps"].take(),
+        scopes: explanation["scopes"].take(),
+        stores: explanation["stores"].take(),
     }))
 }
 
 /// What a caller may see of what the stores have.
-pub fn sight_of(caller: &Caller) -> Sight {
-    Sight { scopes: scopes_of(caller), is_bound: caller.needs_all_tenants().is_err() }
+pub fn visibility_of(caller: &Caller) -> Visibility {
+    Visibility { scopes: scopes_of(caller), is_bound: caller.needs_all_tenants().is_err() }
 }
 
 async fn open(app: &App) -> Open {
@@ -131,9 +131,14 @@ fn problem(failure: &Failure) -> Problem {
             Problem::new(StatusCode::BAD_REQUEST, "invalid", "The input is invalid", failure.message())
         }
         _ if failure.is_dependency() => {
-            let told = "a store did not answer, and no other has it; the server's log says which";
-            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", "A database is away or busy", told)
-                .retry()
+            let message = "a store did not answer, and no other has it; the server's log says which";
+            Problem::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "unavailable",
+                "A database is unavailable or busy",
+                message,
+            )
+            .retry()
         }
         _ => {
             tracing::error!(target: "hapax", error = failure.message(), "an event could not be explained");

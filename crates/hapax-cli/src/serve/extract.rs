@@ -46,19 +46,22 @@ impl<T: Serialize> IntoResponse for Json<T> {
 
 /// Something that must not happen did; the log says what.
 pub fn internal() -> Problem {
-    let told = "the server's log says why";
-    Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "The server has failed", told)
+    let message = "the server's log says why";
+    Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "The server failed", message)
 }
 
 fn check_media_type(headers: &HeaderMap) -> Result<(), Problem> {
-    let told = headers.get(CONTENT_TYPE).map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
-    let essence = told.as_deref().unwrap_or_default().split(';').next().unwrap_or_default().trim();
+    let content_type =
+        headers.get(CONTENT_TYPE).map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
+    let essence = content_type.as_deref().unwrap_or_default().split(';').next().unwrap_or_default().trim();
     let essence = essence.to_ascii_lowercase();
     if essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json")) {
         return Ok(());
     }
-    let detail = match told {
-        Some(told) => format!("the body is {told:?}; send JSON, with Content-Type: application/json"),
+    let detail = match content_type {
+        Some(content_type) => {
+            format!("the body is {content_type:?}; send JSON, with Content-Type: application/json")
+        }
         None => "the request says nothing about its body; send JSON, with Content-Type: application/json"
             .to_owned(),
     };
@@ -70,13 +73,12 @@ pub async fn read(body: Body, limit: usize) -> Result<Bytes, Problem> {
     to_bytes(body, limit).await.map_err(|error| {
         let source = std::error::Error::source(&error);
         if source.is_some_and(<dyn std::error::Error>::is::<http_body_util::LengthLimitError>) {
-            let told = format!(
-                "the body of a request may have {limit} bytes (serve.body_bytes_max); nothing was done"
-            );
-            Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", "The body is too large", told)
+            let message =
+                format!("the request body exceeds {limit} bytes (serve.body_bytes_max); nothing was done");
+            Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", "The body is too large", message)
         } else {
-            let told = "the body of the request could not be read to its end; nothing was done";
-            Problem::new(StatusCode::BAD_REQUEST, "body-unreadable", "The body could not be read", told)
+            let message = "the request body could not be read to its end; nothing was done";
+            Problem::new(StatusCode::BAD_REQUEST, "body-unreadable", "The body could not be read", message)
         }
     })
 }
@@ -102,8 +104,8 @@ impl<T: DeserializeOwned> FromRequestParts<Shared> for Params<T> {
     async fn from_request_parts(parts: &mut Parts, _: &Shared) -> Result<Self, Problem> {
         // The parser would replace it, and another id would be meant.
         if percent_decode_str(parts.uri.query().unwrap_or_default()).decode_utf8().is_err() {
-            let told = "it has percent-encoded bytes that are no UTF-8";
-            return Err(Error::invalid("query", told).into());
+            let message = "it has percent-encoded bytes that are not UTF-8";
+            return Err(Error::invalid("query", message).into());
         }
         match Query::try_from_uri(&parts.uri) {
             Ok(Query(params)) => Ok(Params(params)),
@@ -113,8 +115,8 @@ impl<T: DeserializeOwned> FromRequestParts<Shared> for Params<T> {
 }
 
 /// What is wrong with a parameter, from what the parser says: its name, a colon, and why.
-fn bad_query(uri: &Uri, told: &str) -> Error {
-    let told = told.strip_prefix("Failed to deserialize query string: ").unwrap_or(told);
+fn bad_query(uri: &Uri, message: &str) -> Error {
+    let message = message.strip_prefix("Failed to deserialize query string: ").unwrap_or(message);
     let pairs = Query::<Vec<(String, String)>>::try_from_uri(uri).map(|Query(pairs)| pairs);
     let given = |name: &str| pairs.iter().flatten().find(|(given, _)| given == name).map(|(_, value)| value);
     let takes = |reason: &str| match reason {
@@ -124,10 +126,10 @@ fn bad_query(uri: &Uri, told: &str) -> Error {
         "provided string was not `true` or `false`" => Some("true or false"),
         _ => None,
     };
-    let sentence = told.split_once(": ").and_then(|(name, reason)| {
+    let sentence = message.split_once(": ").and_then(|(name, reason)| {
         Some(format!("{name} is {:?}; it must be {}", given(name)?, takes(reason)?))
     });
-    Error::invalid("query", sentence.unwrap_or_else(|| told.to_owned()))
+    Error::invalid("query", sentence.unwrap_or_else(|| message.to_owned()))
 }
 
 /// The name in a path, or all of them, decoded.

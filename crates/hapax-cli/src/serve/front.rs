@@ -3,7 +3,7 @@
 //! A request runs in a task of its own. One that only reads ends with its connection; one that may write
 //! goes on when its client hangs up, and keeps a permit until it ends, so that the number of those is
 //! bounded too. Whether a request that takes too long has begun is decided once ([`Beginning`]): either
-//! its route runs, or its client is told that nothing was done.
+//! its route runs, or its client learns that nothing was done.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -73,6 +73,8 @@ struct Admitted {
 
 #[allow(clippy::result_large_err, reason = "the error is the answer")]
 fn admitted(front: &Front, request: Request) -> Result<Admitted, Response> {
+    let serve = &front.app.config.serve;
+    head_fits(&request, serve.header_bytes_max, serve.headers_max).map_err(Problem::into_response)?;
     if PROBES.contains(&request.uri().path()) {
         // Whoever probes calls by an address that nobody configured.
         return Ok(Admitted { request, permit: None });
@@ -87,6 +89,37 @@ fn admitted(front: &Front, request: Request) -> Result<Admitted, Response> {
              hung up",
         )),
     }
+}
+
+/// Refuses a head beyond the limits.
+fn head_fits(request: &Request, bytes_max: usize, headers_max: usize) -> Result<(), Problem> {
+    let headers = request.headers();
+    let bytes = head_bytes(request.method(), request.uri(), headers);
+    let message = if bytes > bytes_max {
+        format!(
+            "the head of the request has {bytes} bytes; the limit is {bytes_max} (serve.header_bytes_max)"
+        )
+    } else if headers.len() > headers_max {
+        format!("the request has {} headers; the limit is {headers_max} (serve.headers_max)", headers.len())
+    } else {
+        return Ok(());
+    };
+    Err(Problem::new(
+        StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+        "head-too-large",
+        "The head is too large",
+        format!("{message}; nothing was done"),
+    ))
+}
+
+/// How long a head is as it is sent: the request line, a line for each header, and an empty one.
+fn head_bytes(method: &Method, uri: &Uri, headers: &HeaderMap) -> usize {
+    let target = uri.path_and_query().map_or(1, |target| target.as_str().len());
+    let host = uri.authority().map_or(0, |host| "http://".len() + host.as_str().len());
+    let line = method.as_str().len() + "  HTTP/1.1\r\n".len() + host + target;
+    let header =
+        |(name, value): (&HeaderName, &HeaderValue)| name.as_str().len() + value.len() + ": \r\n".len();
+    line + headers.iter().map(header).sum::<usize>() + "\r\n".len()
 }
 
 /// Runs a request in a task of its own, and answers when its time is over.
@@ -141,13 +174,13 @@ impl Drop for Task {
 }
 
 fn too_slow(limit: Duration) -> Response {
-    let told = format!(
+    let message = format!(
         "within {} ms (serve.request_timeout_ms) the request had not arrived in full, or it was not known who calls; \
          nothing was done",
         limit.as_millis()
     );
     let problem =
-        Problem::new(StatusCode::REQUEST_TIMEOUT, "request-timeout", "The request was too slow", told);
+        Problem::new(StatusCode::REQUEST_TIMEOUT, "request-timeout", "The request was too slow", message);
     let mut response = problem.into_response();
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     response
@@ -159,9 +192,9 @@ fn took_too_long(limit: Duration, reads: bool) -> Response {
     } else {
         "and what it does goes on; send the same request again to learn what became of it"
     };
-    let told =
+    let message =
         format!("the request took longer than {} ms (serve.request_timeout_ms), {rest}", limit.as_millis());
-    Problem::new(StatusCode::GATEWAY_TIMEOUT, "handler-timeout", "The request took too long", told)
+    Problem::new(StatusCode::GATEWAY_TIMEOUT, "handler-timeout", "The request took too long", message)
         .into_response()
 }
 
@@ -220,6 +253,19 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_head_is_counted_as_it_is_sent() {
+        let sent = "POST /v1/claims?a=b HTTP/1.1\r\nhost: h\r\nx-a: 12\r\nx-a: 3\r\n\r\n";
+        let request =
+            Request::post("/v1/claims?a=b").header("host", "h").header("x-a", "12").header("x-a", "3");
+        let request = request.body(Body::empty()).unwrap();
+        assert_eq!(head_bytes(request.method(), request.uri(), request.headers()), sent.len());
+        assert!(head_fits(&request, sent.len(), 3).is_ok());
+        let refused =
+            |bytes, headers| head_fits(&request, bytes, headers).unwrap_err().into_response().status();
+        assert_eq!((refused(sent.len() - 1, 3).as_u16(), refused(sent.len(), 2).as_u16()), (431, 431));
+    }
 
     #[test]
     fn t232_a_route_begins_or_is_called_off_and_never_both() {

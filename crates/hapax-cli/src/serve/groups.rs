@@ -15,7 +15,9 @@ use utoipa_axum::routes;
 use super::app::{App, Shared};
 use super::auth::{Caller, Operator};
 use super::extract::{Json, PAGE_MAX, Params, limit};
-use crate::ledger::act::intervene;
+use crate::ledger::act::{ChangeArgs, Target, intervene, outcome, stays};
+use crate::ledger::look::WhichArgs;
+use crate::letters;
 
 /// How many dead letters are looked at, and how many on a page.
 const LOOKED_MAX: usize = 20_000;
@@ -163,17 +165,35 @@ fn pattern(reason: Option<&str>) -> String {
     pattern
 }
 
-/// Which dead letters a redrive is meant for.
+/// What is previewed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum PreviewWhat {
+    /// Dead letters run again.
+    #[default]
+    Redrive,
+    /// Dead letters are given up.
+    Drop,
+    /// What parked events wait behind runs again.
+    Resume,
+    /// Aggregates go on past what their parked events wait behind.
+    Skip,
+}
+
+/// Which events are meant, and what for.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PreviewBody {
+    /// What would be done (`redrive` unless set).
+    #[serde(default)]
+    what: PreviewWhat,
     /// Whose effect it is.
     #[schema(min_length = 1, max_length = 255)]
     scope: String,
     /// Whose data, for those who see all tenants; unset: the caller's.
     #[schema(min_length = 1, max_length = 255)]
     tenant: Option<String>,
-    /// Only those whose reason has this pattern, as `GET /v1/dead/groups` says it.
+    /// Only dead letters whose reason has this pattern, as `GET /v1/dead/groups` says it.
     pattern: Option<String>,
     /// Only of this aggregate.
     #[schema(min_length = 1, max_length = 255)]
@@ -186,26 +206,30 @@ pub struct PreviewBody {
     limit: Option<u64>,
 }
 
-/// What a redrive would do to one event.
+/// What would be done to one event.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct PreviewedEvent {
+    /// What would be done: `redrive`, `retry`, `drop` or `skip`.
+    what: &'static str,
     /// The event.
     id: String,
     /// Its aggregate.
     aggregate: Option<String>,
     /// Its number in it.
     seq: Option<u64>,
-    /// Its token. Send it with the redrive: an event that has changed since is left as it is.
+    /// Its token. Send it with the request: an event that has changed since is left as it is.
     token: i64,
     /// Why it is dead.
     reason: Option<String>,
+    /// Whether anything would change.
+    changes: bool,
     /// Whether it would run again.
     runs: bool,
     /// What would happen, or why nothing would.
     outcome: String,
 }
 
-/// What a redrive would do.
+/// What would be done.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct PreviewAnswer {
     /// Each event, in the order in which they would run.
@@ -214,12 +238,16 @@ pub struct PreviewAnswer {
     more: bool,
 }
 
-/// What a redrive would do to each event; changes nothing
+/// What a redrive, a drop, a resume or a skip would do to each event; changes nothing
 ///
-/// The ledger decides as it would, event by event.
+/// The ledger decides as it would, event by event. Send the ids and their tokens with the request that follows: what
+/// arrives later, or has changed since, is left as it is.
 #[utoipa::path(
     post, path = "/v1/dead/preview", tag = "letters", request_body = PreviewBody,
-    responses((status = 200, description = "Each event with its outcome", body = PreviewAnswer))
+    responses(
+        (status = 200, description = "Each event with its outcome", body = PreviewAnswer),
+        (status = 409, description = "A parked event waits for one that never came, so it cannot be resumed: `conflict`"),
+    )
 )]
 async fn preview(
     Operator(caller): Operator,
@@ -227,6 +255,14 @@ async fn preview(
     Json(body): Json<PreviewBody>,
 ) -> Result<Json<PreviewAnswer>, Problem> {
     let limit = limit(body.limit, PAGE_MAX, PAGE_MAX)?;
+    let what = match body.what {
+        PreviewWhat::Redrive => Intervention::Redrive,
+        PreviewWhat::Drop => Intervention::Drop,
+        PreviewWhat::Resume | PreviewWhat::Skip => return parked(&app, &caller, &body, limit).await,
+    };
+    if body.out_of_order && what != Intervention::Redrive {
+        return Err(Error::invalid("out_of_order", "it is only for a redrive").into());
+    }
     let filter = Filter {
         tenant: Some(tenant_of(&caller, body.tenant.as_deref())?),
         scope: Some(caller.scope(&body.scope)?),
@@ -244,7 +280,52 @@ async fn preview(
     found.truncate(limit);
     let mut events = Vec::with_capacity(found.len());
     for entry in found {
-        events.push(previewed(&app, entry, body.out_of_order).await?);
+        events.push(previewed(&app, what, entry, body.out_of_order).await?);
+    }
+    Ok(Json(PreviewAnswer { events, more }))
+}
+
+/// The same for parked events.
+async fn parked(
+    app: &App,
+    caller: &Caller,
+    body: &PreviewBody,
+    limit: usize,
+) -> Result<Json<PreviewAnswer>, Problem> {
+    if body.out_of_order || body.pattern.is_some() {
+        return Err(Error::invalid("what", "out_of_order and pattern are only for dead letters").into());
+    }
+    let which = WhichArgs {
+        scope: Some(caller.scope(&body.scope)?),
+        tenant: tenant_of(caller, body.tenant.as_deref())?,
+        one_tenant: true,
+        aggregate: body.aggregate.as_deref().map(Aggregate::new).transpose()?,
+        ..WhichArgs::default()
+    };
+    let args = ChangeArgs {
+        which,
+        all: true,
+        time: None,
+        limit: Some(limit + 1),
+        reason: "preview".to_owned(),
+        by: Some(caller.principal.clone()),
+        dry_run: true,
+        yes: true,
+        ids: Vec::new(),
+        tokens: BTreeMap::new(),
+    };
+    let mut steps = match body.what {
+        PreviewWhat::Skip => letters::skip(&*app.ledger, &args).await?,
+        _ => letters::resume(&*app.ledger, &args).await?,
+    };
+    let more = steps.len() > limit;
+    steps.truncate(limit);
+    let mut events = Vec::with_capacity(steps.len());
+    for (what, target) in steps {
+        // One that is gone by now is not there to be changed.
+        if let Some(entry) = app.ledger.get(&target.identity, target.time).await? {
+            events.push(previewed(app, what, entry, false).await?);
+        }
     }
     Ok(Json(PreviewAnswer { events, more }))
 }
@@ -259,40 +340,39 @@ pub fn tenant_of(caller: &Caller, named: Option<&str>) -> Result<Option<Tenant>,
     Ok(Some(named))
 }
 
-async fn previewed(app: &App, entry: Entry, out_of_order: bool) -> Result<PreviewedEvent, Problem> {
+async fn previewed(
+    app: &App,
+    what: Intervention,
+    entry: Entry,
+    out_of_order: bool,
+) -> Result<PreviewedEvent, Problem> {
     let request = Intervene {
         identity: entry.identity.clone(),
-        time: None,
-        what: Intervention::Redrive,
+        time: Target::of(&entry).time,
+        what,
         by: "preview".to_owned(),
         reason: "preview".to_owned(),
         out_of_order,
+        token: Some(entry.token),
         dry_run: true,
     };
-    let (runs, outcome) = match intervene(&*app.ledger, request).await {
-        Ok((_, step)) if step.needs_delivery() => {
-            (true, "runs when it is delivered again: its bytes or its topic are not in the ledger".to_owned())
-        }
-        Ok((_, step)) => {
-            let unordered = step.after.as_ref().is_some_and(|after| after.unordered);
-            let how = if unordered { ", outside the order of its aggregate" } else { "" };
-            (true, format!("runs again now{how}, its attempts count from 0"))
-        }
-        Err(Error::Conflict { expected, actual }) => {
-            (false, format!("stays: it needs {expected}; it is {actual}"))
-        }
-        Err(Error::NotFound(_)) => (false, "stays: it is gone".to_owned()),
-        Err(error @ Error::Invalid { .. }) => (false, format!("stays: {error}")),
-        Err(error) => return Err(error.into()),
+    let (changes, outcome) = match intervene(&*app.ledger, request).await {
+        Ok((what, step)) => (true, outcome(what, &step)),
+        Err(error) => match stays(&error) {
+            Some(why) => (false, format!("stays: {why}")),
+            None => return Err(error.into()),
+        },
     };
     let (aggregate, seq) = entry.order.as_ref().map(|(of, seq)| (of.to_string(), *seq)).unzip();
     Ok(PreviewedEvent {
+        what: what.name(),
         id: entry.identity.id.to_string(),
         aggregate,
         seq,
         token: entry.token.0,
         reason: entry.reason.as_deref().map(str::to_owned),
-        runs,
+        changes,
+        runs: changes && matches!(what, Intervention::Redrive | Intervention::Retry),
         outcome,
     })
 }

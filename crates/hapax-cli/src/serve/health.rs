@@ -137,8 +137,8 @@ async fn readyz(State(app): State<Shared>) -> Response {
     if down.is_empty() {
         return Json(Ready { ready: true, checks: checks.into() }).into_response();
     }
-    let told = format!("not ready: {}; the server's log says why", down.join(", "));
-    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "not-ready", "The server is not ready", told)
+    let message = format!("not ready: {}; the server's log says why", down.join(", "));
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "not-ready", "The server is not ready", message)
         .member("checks", checks)
         .retry()
         .into_response()

@@ -72,7 +72,7 @@ impl Hosts {
                 rest.is_some_and(|rest| rest.eq_ignore_ascii_case(host.as_str()))
             });
             if !same {
-                let told = format!(
+                let message = format!(
                     "the request comes from a page of {}, and only pages of {host} may change something here; nothing was done",
                     String::from_utf8_lossy(origin.as_bytes())
                 );
@@ -80,7 +80,7 @@ impl Hosts {
                     StatusCode::FORBIDDEN,
                     "origin-forbidden",
                     "The origin is foreign",
-                    told,
+                    message,
                 ));
             }
         }
@@ -93,9 +93,9 @@ impl Hosts {
         uri: &Uri,
         headers: &HeaderMap,
     ) -> Result<Authority, Problem> {
-        let refused = |told: String| {
-            let told = format!("{told}; serve.hosts adds one; nothing was done");
-            Problem::new(StatusCode::FORBIDDEN, "host-forbidden", "The host is unknown", told)
+        let refused = |message: String| {
+            let message = format!("{message}; serve.hosts adds one; nothing was done");
+            Problem::new(StatusCode::FORBIDDEN, "host-forbidden", "The host is unknown", message)
         };
         let mut named = headers.get_all(HOST).iter();
         let host = match (named.next(), named.next()) {
@@ -104,7 +104,7 @@ impl Hosts {
             (Some(_), Some(_)) => return Err(refused("the request names two hosts".to_owned())),
         };
         let Some(host) = host else {
-            return Err(refused("the request's Host is no name with a port".to_owned()));
+            return Err(refused("the request's Host is not a name with a port".to_owned()));
         };
         for authority in uri.authority().into_iter().chain([&host]) {
             // Nothing but a port may follow the name.

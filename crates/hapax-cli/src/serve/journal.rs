@@ -86,7 +86,7 @@ pub struct EventBody {
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = Option<Value>)]
     payload: Option<Box<RawValue>>,
-    /// Its content in base64, if it is no JSON.
+    /// Its content in base64, if it is not JSON.
     payload_base64: Option<String>,
     /// Its headers, in order.
     #[serde(default)]
@@ -165,7 +165,7 @@ pub struct EventAnswer {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Value>)]
     payload: Option<Box<RawValue>>,
-    /// Its content in base64, if it is no JSON.
+    /// Its content in base64, if it is not JSON.
     #[serde(skip_serializing_if = "Option::is_none")]
     payload_base64: Option<String>,
     /// Its headers.
@@ -203,7 +203,7 @@ impl EventAnswer {
 
 fn decoded(what: &'static str, text: &str) -> Result<Bytes, Problem> {
     let bytes =
-        STANDARD.decode(text).map_err(|error| Error::invalid(what, format!("it is no base64 ({error})")))?;
+        STANDARD.decode(text).map_err(|error| Error::invalid(what, format!("it is not base64 ({error})")))?;
     Ok(bytes.into())
 }
 
@@ -214,8 +214,8 @@ fn event(body: EventBody, trace: Option<TraceContext>) -> Result<Event, Problem>
     event.trace = trace;
     event.payload = match (body.payload, body.payload_base64) {
         (Some(_), Some(_)) => {
-            let told = format!("{} has both a payload and a payload_base64; send one of them", event.id);
-            return Err(Error::invalid("event", told).into());
+            let message = format!("{} has both a payload and a payload_base64; send one of them", event.id);
+            return Err(Error::invalid("event", message).into());
         }
         (Some(json), None) => json.get().to_owned().into(),
         (None, Some(text)) => decoded("payload_base64", &text)?,
@@ -227,8 +227,8 @@ fn event(body: EventBody, trace: Option<TraceContext>) -> Result<Event, Problem>
             (Some(text), None) => text.into(),
             (None, Some(text)) => decoded("value_base64", &text)?,
             _ => {
-                let told = format!("{:?} must have a value or a value_base64, and not both", header.name);
-                return Err(Error::invalid("header", told).into());
+                let message = format!("{:?} must have a value or a value_base64, and not both", header.name);
+                return Err(Error::invalid("header", message).into());
             }
         };
         headers.push((header.name, value));

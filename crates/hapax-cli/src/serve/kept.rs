@@ -13,7 +13,7 @@ use super::app::stopped;
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// What runs until its handle stops it, and waits for outages by itself.
+/// A task that runs until its handle stops it, and waits for outages to end.
 pub trait Runs: Send {
     /// Stops it.
     type Handle;
@@ -123,7 +123,7 @@ impl<R: Runs> Kept<R> {
                 Ok(Err(error)) => error.chain(),
                 Err(panicked) => panicked.to_string(),
             };
-            tracing::error!(target: "hapax", error, "{name} has failed; it is started again");
+            tracing::error!(target: "hapax", error, "{name} failed; restarting it");
             self.lock().failed = true;
             if began.elapsed() > PAUSE_MAX {
                 pause = PAUSE_MIN;

@@ -1,4 +1,4 @@
-//! Keys of writes: what became of one, and which there are.
+//! Idempotency keys: the state of one, and a list of all.
 
 use axum::extract::State;
 use base64::Engine as _;
@@ -53,7 +53,7 @@ pub struct StoredAnswer {
     /// Its body, if it is text.
     #[serde(skip_serializing_if = "Option::is_none")]
     body: Option<String>,
-    /// Its body in base64, if it is no text.
+    /// Its body in base64, if it is not text.
     #[serde(skip_serializing_if = "Option::is_none")]
     body_base64: Option<String>,
 }
@@ -90,7 +90,7 @@ async fn key(
         KeyStatus::OutcomeUnknown { since } => answer.at = Some(since.to_string()),
         KeyStatus::Done(kept) => {
             answer.at = Some(kept.at.to_string());
-            // A key is no secret: it is in logs, and others of the tenant may guess it.
+            // A key is not secret: it is in logs, and others of the tenant may guess it.
             let may_see = kept.is_of(app.keys.secret(), Some(&caller.principal));
             let may_see = may_see || caller.needs(Role::Admin).is_ok();
             answer.answer = may_see.then(|| StoredAnswer::of(&kept.answer));
@@ -182,7 +182,7 @@ fn line(entry: &KeyEntry) -> KeyLine {
     KeyLine {
         tenant: entry.tenant.as_ref().map(ToString::to_string),
         key: entry.key.to_string(),
-        state: entry.state,
+        state: entry.state.label(),
         token: entry.token.0,
         begun_at: entry.begun_at.to_string(),
         settled_at: entry.settled_at.map(|at| at.to_string()),

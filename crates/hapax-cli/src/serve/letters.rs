@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use axum::extract::State;
 use hapax::access::Scopes;
-use hapax::ledger::{Entry, Filter, Identity, Intervene, Intervention, State as Is};
+use hapax::ledger::{Entry, Filter, Identity, Intervene, Intervention, State as Is, Token};
 use hapax::problem::Problem;
 use hapax::{Aggregate, Error, EventId, Scope, Time, Topic};
 use serde::{Deserialize, Serialize};
@@ -20,7 +20,7 @@ use super::claims::check_batch;
 use super::extract::{Json, PAGE_MAX, Params, limit};
 use super::groups::tenant_of;
 use super::openapi::ProblemBody;
-use crate::ledger::act::{ChangeArgs, intervene};
+use crate::ledger::act::{ChangeArgs, Target, intervene};
 use crate::ledger::look::{WhichArgs, entry_json};
 use crate::letters;
 
@@ -336,7 +336,7 @@ fn only_for(given: bool, what: &'static str, route: &str) -> Result<(), Problem>
 /// The same request as that of the command.
 fn args(app: &App, caller: &Caller, body: &ChangeBody) -> Result<ChangeArgs, Problem> {
     let invalid =
-        |what, told: &str| -> Result<ChangeArgs, Problem> { Err(Error::invalid(what, told).into()) };
+        |what, message: &str| -> Result<ChangeArgs, Problem> { Err(Error::invalid(what, message).into()) };
     if body.all != body.ids.is_empty() {
         return invalid("ids", "send ids, or all=true");
     }
@@ -379,6 +379,7 @@ fn args(app: &App, caller: &Caller, body: &ChangeBody) -> Result<ChangeArgs, Pro
         dry_run: body.dry_run,
         yes: true,
         ids: body.ids.iter().map(EventId::new).collect::<Result<_, _>>()?,
+        tokens: body.tokens.clone(),
     })
 }
 
@@ -387,41 +388,47 @@ fn args(app: &App, caller: &Caller, body: &ChangeBody) -> Result<ChangeArgs, Pro
 async fn carry_out(
     app: &App,
     caller: &Caller,
-    mut steps: Vec<(Intervention, Identity)>,
+    mut steps: Vec<(Intervention, Target)>,
     args: &ChangeArgs,
     body: &ChangeBody,
 ) -> Result<Json<ChangedAnswer>, Problem> {
     let limit = limit(body.limit, PAGE_MAX, PAGE_MAX)?;
     let more = steps.len() > limit;
     steps.truncate(limit);
-    let request = |what: Intervention, identity: &Identity, dry_run| Intervene {
-        identity: identity.clone(),
-        time: args.time,
+    // The change itself is given a token: an entry may change between the dry run and the change.
+    let request = |what: Intervention, target: &Target, token: Option<Token>, dry_run| Intervene {
+        identity: target.identity.clone(),
+        time: target.time,
         what,
         by: caller.principal.clone(),
         reason: args.reason.clone(),
         out_of_order: body.out_of_order,
+        token,
         dry_run,
     };
+    let looked_at =
+        |target: &Target| body.tokens.get(target.identity.id.as_str().as_ref()).copied().map(Token);
     let mut entries = Vec::with_capacity(steps.len());
     let mut runs = Vec::with_capacity(steps.len());
-    for (what, identity) in &steps {
-        match (rehearsed(app, request(*what, identity, true), body).await, body.tokens.is_empty()) {
+    for (what, target) in &steps {
+        let step = intervene(&*app.ledger, request(*what, target, looked_at(target), true)).await;
+        match (step.map_err(|error| Problem::of(&error)), body.tokens.is_empty()) {
             (Ok(step), _) => {
-                entries.push(step);
-                runs.push((what, identity));
+                entries.push(changed(&step));
+                runs.push((what, target, step.1.before.token));
             }
             (Err(problem), true) => return Err(problem),
-            (Err(problem), false) => entries.push(unchanged(*what, identity, &problem)),
+            (Err(problem), false) => entries.push(unchanged(*what, &target.identity, &problem)),
         }
     }
     if !body.dry_run {
         entries.retain(|entry| entry.problem.is_some());
-        for (what, identity) in runs {
+        for (what, target, token) in runs {
+            let identity = &target.identity;
             let action = format!("ledger.{}", what.name());
             let step = match audit(app, caller, &action, &identity.to_string(), &args.reason).await {
                 Ok(()) => {
-                    let step = intervene(&*app.ledger, request(*what, identity, false)).await;
+                    let step = intervene(&*app.ledger, request(*what, target, Some(token), false)).await;
                     step.map_err(|error| Problem::of(&error))
                 }
                 Err(problem) => Err(problem),
@@ -433,21 +440,6 @@ async fn carry_out(
         }
     }
     Ok(Json(ChangedAnswer { dry_run: body.dry_run, entries, more }))
-}
-
-/// What would be done to an entry, if it is still the one that was looked at.
-async fn rehearsed(app: &App, request: Intervene, body: &ChangeBody) -> Result<ChangedEntry, Problem> {
-    let expected = body.tokens.get(request.identity.id.as_str().as_ref()).copied();
-    let step = intervene(&*app.ledger, request).await?;
-    let actual = step.1.before.token.0;
-    match expected {
-        Some(expected) if expected != actual => Err(Error::Conflict {
-            expected: format!("an entry that is as it was previewed (token {expected})"),
-            actual: format!("one that has changed since (token {actual})"),
-        }
-        .into()),
-        _ => Ok(changed(&step)),
-    }
 }
 
 fn unchanged(what: Intervention, identity: &Identity, problem: &Problem) -> ChangedEntry {

@@ -38,6 +38,10 @@ const RESERVE_TIME: Duration = Duration::from_secs(10);
 /// The pause after a connection could not be accepted, for example because no file is free.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// A head is read up to this many times its limits: one that is a little too large gets an answer that
+/// says what the limit is, which `hyper` by itself does not give.
+const READ_BEYOND: usize = 4;
+
 /// The limits of a listener.
 #[derive(Debug, Clone)]
 pub struct Limits {
@@ -69,7 +73,7 @@ pub async fn bind(address: SocketAddr, flag: &str) -> Result<TcpListener, Failur
             format!("{flag} {address} is in use by another process; stop that one, or choose another port (0: any free one)"),
         ),
         ErrorKind::AddrNotAvailable => {
-            Failure::config(format!("{flag} {address} is no address of this machine"))
+            Failure::config(format!("{flag} {address} is not an address of this machine"))
         }
         ErrorKind::PermissionDenied => {
             Failure::config(format!("{flag} {address}: this user may not listen there (ports below 1024 are for root)"))
@@ -162,7 +166,7 @@ async fn connection(
                 request.extensions_mut().insert(peer);
                 router.call(request).await?
             } else {
-                overloaded("the server has as many connections as it takes (serve.connections_max)")
+                overloaded("connection limit reached (serve.connections_max)")
             };
             Ok::<_, Infallible>(response.map(|body| under_way.until_sent(body)))
         }
@@ -170,8 +174,8 @@ async fn connection(
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.patience)
-        .max_buf_size(limits.header_bytes_max)
-        .max_headers(limits.headers_max)
+        .max_buf_size(limits.header_bytes_max * READ_BEYOND)
+        .max_headers(limits.headers_max * READ_BEYOND)
         .keep_alive(place == Place::Regular)
         .serve_connection(TokioIo::new(stream), service);
     let mut connection = std::pin::pin!(connection);
@@ -195,9 +199,9 @@ async fn connection(
 
 /// Nothing was begun: there is too much already.
 pub fn overloaded(reason: &str) -> Response {
-    let told = format!("{reason}; nothing was done; try again in a second");
+    let message = format!("{reason}; nothing was done; try again in a second");
     let problem =
-        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", "The server has too much to do", told)
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", "The server is overloaded", message)
             .retry();
     let mut response = problem.into_response();
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));

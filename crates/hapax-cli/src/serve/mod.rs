@@ -15,6 +15,7 @@ mod app;
 mod audit;
 mod auth;
 mod background;
+pub mod beside;
 mod checks;
 mod claims;
 mod counters;
@@ -126,7 +127,7 @@ pub async fn run(
         sweepers: !args.without.contains(&Part::Sweepers),
         analytics: !args.without.contains(&Part::Analytics),
     };
-    let (app, bus) = App::open(global, config, metrics, stopping.clone(), with).await?;
+    let (app, bus) = App::open(global, config, metrics, stopping.clone(), with, None).await?;
     app.import_bootstrap_token().await?;
     let background = Background::start(&app, bus, with)?;
 
@@ -166,6 +167,9 @@ pub async fn run(
     drain(&app, servers).await;
     if tokio::time::timeout(RELAY_STOPS, background.stop()).await.is_err() {
         tracing::warn!(target: "hapax", "the relay did not stop in time; its leadership lapses");
+    }
+    if let Ok(Err(error)) = tokio::time::timeout(CLOSES, app.guard.skip_log().flush()).await {
+        tracing::warn!(target: "hapax", error = %error.chain(), "the last skips could not be logged");
     }
     close(app).await;
     Ok(u8::try_from(code).unwrap_or(1))

@@ -46,7 +46,7 @@ pub struct ProblemBody {
 }
 
 /// What every operation may answer.
-const ALWAYS: [(&str, &str); 10] = [
+const ALWAYS: [(&str, &str); 11] = [
     ("400", "The input is invalid: `invalid`"),
     ("401", "The token is missing or not valid: `unauthenticated`"),
     (
@@ -55,10 +55,14 @@ const ALWAYS: [(&str, &str); 10] = [
     ),
     ("408", "The request came too slowly; nothing was done: `request-timeout`"),
     ("413", "The body is too large: `body-too-large`"),
-    ("429", "The caller sends too much: `rate-limited`"),
+    (
+        "431",
+        "The head of the request is too large: `head-too-large`; beyond four times the limit without a body",
+    ),
+    ("429", "Too many requests: `rate-limited`"),
     ("500", "The server failed; its log says why"),
     ("501", "The backend cannot do this: `unsupported`, `not-built-in`"),
-    ("503", "A database is away or busy: `unavailable`, `contended`, `week-missing`, `overloaded`"),
+    ("503", "A database is unavailable or busy: `unavailable`, `contended`, `week-missing`, `overloaded`"),
     ("504", "It took too long; a write goes on: `handler-timeout`"),
 ];
 /// What operations with a body may answer besides.
@@ -94,7 +98,6 @@ pub fn document(api: &utoipa::openapi::OpenApi) -> Value {
                 let refusals = answers.iter_mut().filter(|(status, _)| status.as_str() >= "400");
                 refusals.for_each(|(_, answer)| answer["content"] = problem_content());
             }
-            operation["responses"]["431"] = json!({"description": "The head of the request is too large"});
             let tenant = json!({
                 "name": "Hapax-Tenant", "in": "header", "required": false,
                 "description": "Whose data, where no credential says so",

@@ -1,6 +1,6 @@
 //! The path of an event in numbers, at once and live (server-sent events).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -12,11 +12,12 @@ use axum::http::HeaderValue;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::Response;
 use hapax::analytics::{STALE_AFTER, Uuid};
-use hapax::bus::Partition;
+use hapax::bus::{Bus, Partition};
 use hapax::keyed::ListKeys;
-use hapax::ledger::{Stat, State as Is};
+use hapax::ledger::{Prevented, Stat, State as Is, day_name, day_of};
 use hapax::problem::Problem;
 use hapax::records::tenant_id;
+use hapax::{Scope, Topic};
 use hyper::body::Frame;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc};
@@ -27,10 +28,12 @@ use utoipa_axum::routes;
 
 use super::app::{App, Shared, stopped};
 use super::auth::{Caller, Operator};
+use super::beside::Watched;
 use super::counters;
 use super::extract::{Json, Params, limit};
 use super::listen::overloaded;
 use super::stats::{JournalStats, RelayStats};
+use crate::stats::sums;
 
 /// How often the numbers are sent.
 const PERIOD: Duration = Duration::from_secs(2);
@@ -42,6 +45,8 @@ const LISTENERS_MAX: usize = 32;
 const COUNTING_PART: u32 = 10;
 /// How many keys without an answer are counted.
 const KEYS_MAX: usize = 1000;
+/// How many days of prevented repeats are shown, today included.
+const PREVENTED_DAYS: i32 = 7;
 /// How many scopes the bus is asked about, and for how long.
 const GROUPS_MAX: usize = 20;
 const BUS: Duration = Duration::from_secs(2);
@@ -64,6 +69,8 @@ struct Count {
 /// What all callers share.
 struct Seen {
     ledger: Stat,
+    /// None if the ledger keeps no counts.
+    prevented: Option<(i32, Vec<Prevented>)>,
     journal: hapax::journal::JournalStat,
     lag: Vec<LagAnswer>,
 }
@@ -80,7 +87,13 @@ impl Counted {
         let began = Instant::now();
         let (ledger, journal) = tokio::try_join!(app.ledger.stat(), app.journal.stat())?;
         let lag = tokio::time::timeout(BUS, lag(app, &ledger)).await.unwrap_or_default();
-        let seen = Arc::new(Seen { ledger, journal, lag });
+        let since = day_of(ledger.now) - PREVENTED_DAYS + 1;
+        let prevented = match app.ledger.prevented(since).await {
+            Ok(days) => Some((since, days.prevented)),
+            Err(hapax::Error::Unsupported(_)) => None,
+            Err(error) => return Err(error),
+        };
+        let seen = Arc::new(Seen { ledger, prevented, journal, lag });
         *last = Some(Count { at: Instant::now(), took: began.elapsed(), seen: Arc::clone(&seen) });
         Ok(seen)
     }
@@ -155,6 +168,21 @@ pub struct ReadModelOverview {
     rejected: Option<usize>,
 }
 
+/// Effects that were not done twice, of the last seven days.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct PreventedOverview {
+    /// The first of these days (UTC).
+    since: String,
+    /// How many.
+    count: u64,
+    /// How many, by layer: `keys`, `window` and `claims`.
+    layers: BTreeMap<&'static str, u64>,
+    /// How many had a value (`ledger.value`).
+    valued: u64,
+    /// The sum of their values, an exact decimal.
+    value: String,
+}
+
 /// The path of an event in numbers.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct OverviewAnswer {
@@ -174,6 +202,8 @@ pub struct OverviewAnswer {
     bus: Option<BusOverview>,
     /// The read model, if there is one that answers.
     read_model: Option<ReadModelOverview>,
+    /// What would have been done twice without hapax; none if the ledger does not count it.
+    prevented: Option<PreventedOverview>,
     /// What this process has counted since its start, by metric and label: only for those who see the whole
     /// server.
     #[schema(value_type = Option<Object>)]
@@ -196,9 +226,9 @@ async fn look(app: &App, caller: &Caller) -> Result<OverviewAnswer, Problem> {
     let whole = caller.needs_all_tenants().is_ok();
     let seen = app.counted.get(app).await?;
     let (keys, read_model) = tokio::join!(keys(app, caller, whole), read_model(app, caller, whole));
-    let bus = app.bus.as_ref().filter(|_| whole).map(|bus| BusOverview {
-        bus: bus.capabilities().bus,
-        topic: app.config.relay.topic.to_string(),
+    let bus = app.looked_at().filter(|_| whole).map(|watched| BusOverview {
+        bus: watched.bus.capabilities().bus,
+        topic: watched.topics.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
         lag: seen.lag.clone(),
     });
     Ok(OverviewAnswer {
@@ -210,6 +240,7 @@ async fn look(app: &App, caller: &Caller) -> Result<OverviewAnswer, Problem> {
         relay_state: app.bus.as_ref().map(|_| app.relay.state().word()),
         bus,
         read_model,
+        prevented: seen.prevented.as_ref().map(|(since, rows)| prevented(*since, rows, caller, whole)),
         counters: whole.then(|| counters::sums(&app.metrics.render(), &app.config.telemetry_prefix)),
     })
 }
@@ -233,6 +264,22 @@ fn scopes(stat: &Stat, caller: &Caller, whole: bool) -> Vec<ScopeAnswer> {
     found.into_values().collect()
 }
 
+fn prevented(since: i32, rows: &[Prevented], caller: &Caller, whole: bool) -> PreventedOverview {
+    let is_seen = |row: &&Prevented| match &row.of {
+        Some((tenant, scope)) => caller.sees(scope) && (whole || caller.owns(tenant.as_ref())),
+        None => whole,
+    };
+    let seen: Vec<_> = rows.iter().filter(is_seen).cloned().collect();
+    let (sum, layers) = sums(&seen);
+    PreventedOverview {
+        since: day_name(since),
+        count: sum.count,
+        layers: layers.into_iter().map(|(layer, amount)| (layer, amount.count)).collect(),
+        valued: sum.valued,
+        value: sum.value.to_string(),
+    }
+}
+
 async fn keys(app: &App, caller: &Caller, whole: bool) -> Option<KeysOverview> {
     let which = ListKeys {
         tenant: (!whole).then(|| caller.tenant.clone()),
@@ -254,7 +301,7 @@ async fn keys(app: &App, caller: &Caller, whole: bool) -> Option<KeysOverview> {
 
 async fn read_model(app: &App, caller: &Caller, whole: bool) -> Option<ReadModelOverview> {
     let model = app.reads.as_ref()?;
-    // Records have tenants that are UUIDs; of others there is none.
+    // Records have tenants that are UUIDs; other tenants have no records.
     let of = if whole { Uuid::nil() } else { tenant_id(caller.tenant.as_ref()).ok()? };
     let asked = async {
         let (now, at) = tokio::try_join!(model.now(), model.last_sync_at(of))?;
@@ -277,26 +324,41 @@ async fn read_model(app: &App, caller: &Caller, whole: bool) -> Option<ReadModel
 
 /// How far the groups of the scopes are behind on the relay's topic; those that never committed are left out.
 async fn lag(app: &App, stat: &Stat) -> Vec<LagAnswer> {
-    let Some(bus) = &app.bus else { return Vec::new() };
-    let topic = &app.config.relay.topic;
-    let Ok(Some(info)) = bus.topic(topic).await else { return Vec::new() };
-    let scopes: BTreeSet<_> = stat.counts.iter().map(|(_, scope, ..)| scope.clone()).collect();
+    let Some(Watched { bus, topics }) = app.looked_at() else { return Vec::new() };
+    let mut scopes: Vec<Scope> = stat.counts.iter().map(|(_, scope, ..)| scope.clone()).collect();
+    scopes.sort_unstable();
+    scopes.dedup();
+    scopes.truncate(GROUPS_MAX);
     let mut found = Vec::new();
-    for scope in scopes.into_iter().take(GROUPS_MAX) {
-        let (mut records, mut committed_any) = (0, false);
-        for number in 0..info.partitions {
-            let partition = Partition { topic: topic.clone(), number };
-            let asked =
-                async { tokio::try_join!(bus.range(&partition), bus.committed(scope.as_str(), &partition)) };
-            let Ok(((first, end), committed)) = asked.await else { return found };
-            committed_any |= committed.is_some();
-            records += u64::try_from(end - committed.unwrap_or(first).max(first)).unwrap_or(0);
-        }
-        if committed_any {
-            found.push(LagAnswer { scope: scope.to_string(), records });
+    for topic in topics {
+        let Ok(Some(info)) = bus.topic(&topic).await else { continue };
+        for scope in &scopes {
+            match group_lag(&*bus, &topic, info.partitions, scope).await {
+                Ok(Some(records)) => found.push(LagAnswer { scope: scope.to_string(), records }),
+                Ok(None) => {}
+                Err(_) => return found,
+            }
         }
     }
     found
+}
+
+/// The records of a topic that a group has not committed; none if it never committed any.
+async fn group_lag(
+    bus: &dyn Bus,
+    topic: &Topic,
+    partitions: i32,
+    scope: &Scope,
+) -> hapax::Result<Option<u64>> {
+    let (mut records, mut committed_any) = (0, false);
+    for number in 0..partitions {
+        let partition = Partition { topic: topic.clone(), number };
+        let ((first, end), committed) =
+            tokio::try_join!(bus.range(&partition), bus.committed(scope.as_str(), &partition))?;
+        committed_any |= committed.is_some();
+        records += u64::try_from(end - committed.unwrap_or(first).max(first)).unwrap_or(0);
+    }
+    Ok(committed_any.then_some(records))
 }
 
 /// For how long.

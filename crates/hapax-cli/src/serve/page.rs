@@ -78,9 +78,9 @@ fn tag(text: &str) -> HeaderValue {
 impl Asset {
     fn answer(&self, headers: &HeaderMap) -> Response {
         let known = headers.get_all(IF_NONE_MATCH).iter().any(|value| {
-            let told = value.as_bytes();
+            let given = value.as_bytes();
             // A proxy that compresses makes a tag a weak one; there may be several.
-            told == b"*" || told.windows(self.tag.len()).any(|part| part == self.tag.as_bytes())
+            given == b"*" || given.windows(self.tag.len()).any(|part| part == self.tag.as_bytes())
         });
         let mut response: Response =
             HttpResponse::new(if known { Body::empty() } else { Body::from(self.text) });

@@ -7,7 +7,7 @@ use hapax::bus::Bus;
 
 use super::app::Shared;
 
-/// Stamps pulses until the server stops. A failure is told when it begins and when it ends.
+/// Stamps pulses until the server stops. A failure is logged when it begins and when it ends.
 #[cfg(feature = "postgres")]
 pub async fn stamp(app: Shared, bus: Arc<dyn Bus>, every: Duration) {
     let Some(cdc) = app.records.cdc(&app.config) else {
@@ -41,7 +41,7 @@ pub async fn stamp(app: Shared, bus: Arc<dyn Bus>, every: Duration) {
             }
             Err(error) => {
                 fails = true;
-                tracing::warn!(target: "hapax", error = %error.chain(), "no pulse was written, so lastSyncAt stands still");
+                tracing::warn!(target: "hapax", error = %error.chain(), "no pulse was written, so lastSyncAt does not advance");
             }
         }
     }

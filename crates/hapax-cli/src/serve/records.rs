@@ -14,12 +14,12 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use hapax::Error;
 use hapax::keyed::{Caller as KeyedCaller, KeyedLayer, Keys, NotKept};
 use hapax::problem::Problem;
 use hapax::records::{
     Create, Delete, LIST_DEFAULT, LIST_MAX, List, ModuleSlug, Payload, Record, Update, Uuid, tenant_id,
 };
+use hapax::{Error, Scope};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -86,7 +86,7 @@ impl<T: DeserializeOwned> FromRequest<Shared> for Body<T> {
 struct Modules(Arc<Mutex<HashSet<String>>>);
 
 impl Modules {
-    /// Refuses a write to a module that is not there. It may be there tomorrow, so that is no answer to
+    /// Refuses a write to a module that is not there. It may be there tomorrow, so that does not answer
     /// keep; and inside of the transaction a missing module looks like a missing record.
     async fn check(&self, app: &Shared, slug: &str, caller: &Caller) -> Result<(), Problem> {
         if self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(slug) {
@@ -98,6 +98,9 @@ impl Modules {
         Ok(())
     }
 }
+
+/// As whose effects writes of records are counted that were not done twice.
+const KEYED: &str = "records";
 
 #[allow(clippy::result_large_err)] // axum rejects with responses
 fn keyed<K: Keys + Clone + Sync + 'static>(
@@ -124,6 +127,10 @@ fn keyed<K: Keys + Clone + Sync + 'static>(
     let layer = match app.records.writes() {
         Some(permits) => layer.transactions_max(permits),
         None => layer,
+    };
+    let layer = match Scope::new(KEYED) {
+        Ok(scope) => layer.count_replays(app.guard.skip_log().clone(), scope),
+        Err(_) => layer,
     };
     routes.route_layer(layer)
 }
@@ -259,8 +266,8 @@ pub struct DeleteParams {
 fn uuid(what: &'static str, text: &str) -> Result<Uuid, Problem> {
     let parsed = Uuid::try_parse(text).ok().filter(|_| text.len() == 36);
     let shown: String = text.chars().take(64).collect();
-    let told = || format!("it is {shown:?}; it needs to be a UUID of 32 hexadecimal digits with hyphens");
-    parsed.ok_or_else(|| Error::invalid(what, told()).into())
+    let message = || format!("it is {shown:?}; it needs to be a UUID of 32 hexadecimal digits with hyphens");
+    parsed.ok_or_else(|| Error::invalid(what, message()).into())
 }
 
 /// The module and the id in a path.
@@ -269,7 +276,7 @@ fn named((slug, id): (String, String)) -> Result<(ModuleSlug, Uuid), Problem> {
 }
 
 /// The seq that a write expects, from the request or from `If-Match`.
-fn expected(headers: &HeaderMap, told: Option<u64>) -> Result<u64, Problem> {
+fn expected(headers: &HeaderMap, given: Option<u64>) -> Result<u64, Problem> {
     let mut values = headers.get_all(header::IF_MATCH).iter();
     let matched = match (values.next(), values.next()) {
         (None, _) => None,
@@ -280,22 +287,21 @@ fn expected(headers: &HeaderMap, told: Option<u64>) -> Result<u64, Problem> {
             let bad = || Error::invalid("If-Match", "it needs one ETag of the record, such as \"3\"");
             Some(seq.ok_or_else(bad)?)
         }
-        _ => return Err(Error::invalid("If-Match", "the header is there more than once").into()),
+        _ => return Err(Error::invalid("If-Match", "the header was sent more than once").into()),
     };
-    match (matched, told) {
-        (Some(matched), Some(told)) if matched != told => {
-            let problem = format!("it is {told}, and If-Match says {matched}");
+    match (matched, given) {
+        (Some(matched), Some(given)) if matched != given => {
+            let problem = format!("it is {given}, and If-Match says {matched}");
             Err(Error::invalid("expected_seq", problem).into())
         }
         (Some(seq), _) | (None, Some(seq)) => Ok(seq),
         (None, None) => {
-            let told = "a write of a record names the seq that the writer has seen: expected_seq, or If-Match with its ETag; \
-                        nothing was done";
+            let message = "name the seq you have read, in expected_seq or If-Match; nothing was done";
             Err(Problem::new(
                 StatusCode::PRECONDITION_REQUIRED,
                 "precondition-required",
                 "The expected seq is missing",
-                told,
+                message,
             ))
         }
     }

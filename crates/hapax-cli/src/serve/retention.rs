@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use axum::extract::State;
-use hapax::ledger::{SweepSettings, Week};
+use hapax::ledger::{SweepSettings, Week, WeekSize};
 use hapax::problem::Problem;
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -29,6 +29,10 @@ pub struct WeekAnswer {
     drops_after: Option<String>,
     /// How many entries a sweep would remove with it now; none: it stays.
     removes: Option<u64>,
+    /// How many entries it has.
+    entries: u64,
+    /// What they and their index occupy, if the store can tell.
+    bytes: Option<u64>,
 }
 
 /// A week that is gone.
@@ -93,11 +97,14 @@ async fn retention(
     )?;
     let keeps = config.ledger.retention;
     let removes: BTreeMap<Week, u64> = swept.weeks.iter().copied().collect();
+    let sizes: BTreeMap<Week, WeekSize> = stat.week_sizes.iter().map(|size| (size.week, *size)).collect();
     let week = |week: Week| WeekAnswer {
         week: week.to_string(),
         ends_at: (!week.is_timeless()).then(|| week.end().to_string()),
         drops_after: (!week.is_timeless()).then(|| week.end().plus(keeps).to_string()),
         removes: removes.get(&week).copied(),
+        entries: sizes.get(&week).map_or(0, |size| size.entries),
+        bytes: sizes.get(&week).and_then(|size| size.bytes),
     };
     let mut weeks = stat.weeks.clone();
     weeks.sort();

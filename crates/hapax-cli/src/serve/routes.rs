@@ -72,6 +72,14 @@ pub fn build(app: &Shared, apart: bool) -> (Router, Router) {
     )
 }
 
+/// The router of the server beside a demo, with the demo's own routes.
+pub fn beside(app: &Shared, more: Router<Shared>) -> Router {
+    let described = OpenApiRouter::with_openapi(Api::openapi()).merge(health::probes());
+    let described = described.merge(of_callers(app)).merge(of_operators());
+    let [work, _] = app.work.clone();
+    finished(app, described, page::routes().merge(more), app.config.serve.listen, work)
+}
+
 fn finished(
     app: &Shared,
     described: OpenApiRouter<Shared>,
@@ -99,12 +107,12 @@ fn finished(
 }
 
 async fn unknown(method: Method, uri: Uri) -> Response {
-    let told = format!("there is nothing to {method} at {}; GET /openapi.json lists all routes", uri.path());
-    Problem::new(StatusCode::NOT_FOUND, "route-unknown", "There is no such route", told).into_response()
+    let message = format!("no route for {method} {}; GET /openapi.json lists all routes", uri.path());
+    Problem::new(StatusCode::NOT_FOUND, "route-unknown", "No such route", message).into_response()
 }
 
 async fn not_allowed(method: Method, uri: Uri) -> Response {
-    let told = format!("{} has no {method}; the header Allow says what it has", uri.path());
-    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "The method is not allowed", told)
+    let message = format!("{} has no {method}; the header Allow says what it has", uri.path());
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "The method is not allowed", message)
         .into_response()
 }

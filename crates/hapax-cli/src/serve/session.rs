@@ -48,9 +48,9 @@ pub fn check_origin(method: &Method, headers: &HeaderMap) -> Result<(), Problem>
     if method.is_safe() || headers.contains_key(ORIGIN) {
         return Ok(()); // a foreign origin was refused before
     }
-    let told = "a request with the cookie of the page must have the header Origin; programs send the token as \
+    let message = "a request with the cookie of the page must have the header Origin; programs send the token as \
                 Authorization: Bearer hpx_…; nothing was done";
-    Err(Problem::new(StatusCode::FORBIDDEN, "origin-forbidden", "The origin is unknown", told))
+    Err(Problem::new(StatusCode::FORBIDDEN, "origin-forbidden", "The origin is unknown", message))
 }
 
 /// A token to log in with.
@@ -122,6 +122,8 @@ pub struct SessionAnswer {
     /// How commands reach the same stores: `hapax` with the flags that this server was started with. Only for
     /// those who see the whole server.
     command: Option<String>,
+    /// Whether this is the page of `hapax demo`, which has buttons of its own.
+    demo: bool,
     /// The version of the server.
     version: &'static str,
 }
@@ -146,6 +148,7 @@ async fn session(Reader(caller): Reader, State(app): State<Shared>) -> Json<Sess
         local: caller.token().is_none(),
         command: whole
             .then(|| format!("hapax{}", app.global.given(&["--data", "--ledger", "--journal", "--bus"]))),
+        demo: app.watched.is_some(),
         version: env!("CARGO_PKG_VERSION"),
     })
 }

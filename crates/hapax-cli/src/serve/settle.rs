@@ -1,4 +1,4 @@
-//! How runs ended: done, failed, given back; and leases that go on.
+//! How runs ended: done, failed, released; and leases that are extended.
 
 use axum::extract::State;
 use hapax::guard::{RemoteEnd, RemoteRun};

@@ -151,7 +151,7 @@ impl Store {
         }
     }
 
-    /// For reading, by whoever outlives the request.
+    /// For reading, by code that outlives the request.
     pub fn shared(&self) -> Option<Arc<dyn Records>> {
         match self {
             Store::Sqlite { records, .. } => Some(Arc::new(records.clone())),
@@ -232,11 +232,11 @@ impl Store {
 #[cfg(feature = "postgres")]
 fn unprotected(module: &ModuleSlug, error: &Error) -> Problem {
     tracing::error!(target: "hapax", error = %error.chain(), "a module is not served");
-    let told = format!(
+    let message = format!(
         "module {module} is not served, because its protection was changed; `hapax modules ls` says how, and it is served again \
          once that is mended"
     );
-    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", "The module is not served", told).retry()
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", "The module is not served", message).retry()
 }
 
 fn open_sqlite(config: &Config, path: &std::path::Path) -> Result<Store> {

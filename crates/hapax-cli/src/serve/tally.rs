@@ -1,4 +1,4 @@
-//! Counts and logs a request, whoever sees its end: the connection that waits for the answer, or the
+//! Counts and logs a request, wherever its end is seen: the connection that waits for the answer, or the
 //! task that goes on without it.
 
 use std::sync::Arc;

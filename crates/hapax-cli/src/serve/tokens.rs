@@ -21,7 +21,7 @@ use super::app::{App, Shared};
 use super::auth::{Caller, Operator, Role};
 use super::extract::{Json, Named, PAGE_MAX, Params, limit};
 
-/// The longest life and the longest overlap.
+/// The longest lifetime and the longest overlap.
 const SECONDS_MAX: u64 = 36_500 * 86_400;
 
 pub fn routes() -> OpenApiRouter<Shared> {
@@ -80,7 +80,7 @@ impl TokenAnswer {
                 Scopes::Only(scopes) => Some(scopes.iter().map(ToString::to_string).collect()),
             },
             made_by: entry.made_by.as_ref().map(ToString::to_string),
-            state: entry.state,
+            state: entry.state.label(),
             rotations: entry.rotations,
             created_at: entry.created_at.to_string(),
             expires_at: time(entry.expires_at),
@@ -203,7 +203,7 @@ async fn create(
     let about = NewToken::new(body.name, role)
         .tenant(tenant)
         .scopes(scopes)
-        .lives(seconds(body.expires_s)?)
+        .expires_in(seconds(body.expires_s)?)
         .made_by(caller.token().cloned());
     let token = body.token.map_or_else(|| Ok(ApiToken::generate()), |text| ApiToken::parse(&text))?;
     let entry = app.access.store().create(&token, &about, &actor(&caller, &body.reason)).await?;
@@ -417,9 +417,9 @@ fn may_hand_out(
     if caller.covers(tenant, scopes, role) {
         return Ok(());
     }
-    let told =
+    let message =
         format!("{} may not hand out more than it has: its tenant, its scopes, its role", caller.who());
-    Err(Problem::new(StatusCode::FORBIDDEN, "forbidden", "The caller may not do this", told))
+    Err(Problem::new(StatusCode::FORBIDDEN, "forbidden", "The caller may not do this", message))
 }
 
 /// A token that the caller may change. Any other is not there, as far as they can see.

@@ -13,7 +13,7 @@ use utoipa_axum::routes;
 
 use super::app::Shared;
 use super::auth::Operator;
-use super::explain::sight_of;
+use super::explain::visibility_of;
 use super::extract::{Json, Params};
 use super::groups::{entries, scopes_of};
 use super::overview::OPEN_STATES;
@@ -99,12 +99,15 @@ async fn waiting(
     let mut order: Vec<_> = found.into_iter().collect();
     order.sort_by_key(|(_, counts)| std::cmp::Reverse(*counts));
     more |= order.len() > AGGREGATES_MAX;
-    let sight = sight_of(&caller);
+    let visibility = visibility_of(&caller);
     let mut aggregates = Vec::new();
     for ((tenant, aggregate), _) in order.into_iter().take(AGGREGATES_MAX) {
-        let filter =
-            Filter { aggregate: Some(aggregate.clone()), scopes: sight.scopes.clone(), ..Filter::default() };
-        let seen = look_without_audit(&*app.ledger, tenant.as_ref(), filter, &sight).await?;
+        let filter = Filter {
+            aggregate: Some(aggregate.clone()),
+            scopes: visibility.scopes.clone(),
+            ..Filter::default()
+        };
+        let seen = look_without_audit(&*app.ledger, tenant.as_ref(), filter, &visibility).await?;
         let last = app.journal.head(tenant.as_ref(), &aggregate).await?;
         for queue in seen.queues().into_iter().filter(|queue| queue.head.is_some()) {
             aggregates.push(WaitingAggregate {

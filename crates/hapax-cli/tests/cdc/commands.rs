@@ -11,9 +11,9 @@ use crate::{SLOT, create, visible, world};
 fn the_configuration_is_printed_without_passwords() {
     let world = world();
     let set = |password: &str| {
-        let told =
+        let stdout =
             run(&world.dir, &["cdc", "config", "--set", &format!("cdc.password={password}")]).code(0).out;
-        let whole: Value = serde_json::from_str(&told).unwrap();
+        let whole: Value = serde_json::from_str(&stdout).unwrap();
         assert_eq!(whole["name"], "hapax-test");
         whole["config"].clone()
     };
@@ -48,15 +48,29 @@ fn apply_is_idempotent_and_remove_keeps_the_place() {
     assert!(status["last_pulse"].is_string() && status["slot"]["lag_bytes"].is_u64(), "{status}");
 
     // What is written while there is no connector arrives: the slot and the offsets stay.
-    run(&world.dir, &["cdc", "remove"]).code(0);
+    run(&world.dir, &["cdc", "remove", "--by", "ada", "--reason", "ticket 7"]).code(0);
+    let audit = run(&world.dir, &["--json", "audit", "ls", "--action", "cdc."]).code(0).json();
+    let [removed, applied] = [&audit["audit"][0], &audit["audit"][1]];
+    assert_eq!(
+        (&removed["action"], &applied["action"]),
+        (&"cdc.remove".into(), &"cdc.apply".into()),
+        "{audit}"
+    );
+    assert_eq!((&removed["who"], &removed["reason"]), (&"ada".into(), &"ticket 7".into()), "{audit}");
+    assert_eq!(
+        (&removed["target"], &applied["target"]),
+        (&"hapax-test".into(), &"hapax-test".into()),
+        "{audit}"
+    );
     // Connect still lists a connector for a moment after it was deleted.
     let patience = Instant::now() + Duration::from_secs(120);
     loop {
-        let told = run(&world.dir, &["cdc", "status"]).code(1).out;
-        if told.contains("missing") && told.contains("hapax cdc apply") {
+        let stdout = run(&world.dir, &["cdc", "status"]).code(1).out;
+        if stdout.contains("missing") && stdout.contains("hapax cdc apply") {
             break;
         }
-        assert!(Instant::now() < patience, "{told}");
+        assert!(Instant::now() < patience, "{stdout}");
+        // Connect has no way to wait for the end of a deletion, so it is asked again.
         std::thread::sleep(Duration::from_millis(200));
     }
     let server = world.serve();
@@ -68,37 +82,38 @@ fn apply_is_idempotent_and_remove_keeps_the_place() {
 #[test]
 fn what_is_wrong_is_a_sentence() {
     let world = world();
-    let told = run(&world.dir, &["cdc", "status", "--connect", "http://127.0.0.1:9"]).code(3).err;
-    assert!(told.contains("Kafka Connect at http://127.0.0.1:9"), "{told}");
-    let told =
+    let stderr = run(&world.dir, &["cdc", "status", "--connect", "http://127.0.0.1:9"]).code(3).err;
+    assert!(stderr.contains("Kafka Connect at http://127.0.0.1:9"), "{stderr}");
+    let stderr =
         run(&world.dir, &["cdc", "apply", "--journal", "sqlite:x.db", "--set", "analytics.source=journal"])
             .code(2)
             .err;
-    assert!(told.contains("PostgreSQL"), "{told}");
-    let told = run(&world.dir, &["serve", "--journal", "sqlite:x.db"]).code(2).err;
-    assert!(told.contains("analytics.source = debezium needs records in PostgreSQL"), "{told}");
+    assert!(stderr.contains("PostgreSQL"), "{stderr}");
+    let stderr = run(&world.dir, &["serve", "--journal", "sqlite:x.db"]).code(2).err;
+    assert!(stderr.contains("analytics.source = debezium needs records in PostgreSQL"), "{stderr}");
     // A connector that Debezium refuses, under a name of its own: nothing is left of it.
     let other = ["--set", "cdc.connector=hapax-wrong", "--set", "cdc.slot=hapax_wrong"];
-    let told = run(&world.dir, &[&["cdc", "apply", "--with", "poll.interval.ms=soon"][..], &other].concat())
-        .code(4)
-        .err;
-    assert!(told.contains("poll.interval.ms"), "{told}");
+    let stderr =
+        run(&world.dir, &[&["cdc", "apply", "--with", "poll.interval.ms=soon"][..], &other].concat())
+            .code(4)
+            .err;
+    assert!(stderr.contains("poll.interval.ms"), "{stderr}");
     run(&world.dir, &[&["cdc", "status"][..], &other].concat()).code(1);
     // A role that cannot see the records would take an empty snapshot.
     let app = format!("cdc.database_url={}", world.url("hapax_test_cdc_app"));
-    let told = run(&world.dir, &["cdc", "apply", "--set", &app]).code(1).err;
-    assert!(told.contains("REPLICATION"), "{told}");
+    let stderr = run(&world.dir, &["cdc", "apply", "--set", &app]).code(1).err;
+    assert!(stderr.contains("REPLICATION"), "{stderr}");
 }
 
-/// Debezium before 3.7 loses rows when it is restarted within a COPY: whoever asks is told, and what is wrong with the
-/// database is told with its remedy.
+/// Debezium before 3.7 loses rows when it is restarted within a COPY: whoever asks gets a warning, and what is wrong with the
+/// database is reported with its remedy.
 #[test]
 fn t52_the_doctor_warns_of_copy_and_tells_each_remedy() {
     let world = world();
-    let told = run(&world.dir, &["doctor"]);
-    assert!(told.out.contains("within a COPY") && told.out.contains("3.6.1"), "{}", told.out);
+    let ran = run(&world.dir, &["doctor"]);
+    assert!(ran.out.contains("within a COPY") && ran.out.contains("3.6.1"), "{}", ran.out);
     for fine in ["wal_level is logical", "hapax_records has every module", "that of every module is FULL"] {
-        assert!(told.out.contains(fine), "{}", told.out);
+        assert!(ran.out.contains(fine), "{}", ran.out);
     }
     let mut admin = world.admin();
     for (breaks, mends, remedy) in [
@@ -114,9 +129,9 @@ fn t52_the_doctor_warns_of_copy_and_tells_each_remedy() {
         ),
     ] {
         admin.run(breaks);
-        let told = run(&world.dir, &["doctor"]);
+        let ran = run(&world.dir, &["doctor"]);
         admin.run(mends);
-        let told = told.code(1).out;
-        assert!(told.contains(remedy), "{told}");
+        let stdout = ran.code(1).out;
+        assert!(stdout.contains(remedy), "{stdout}");
     }
 }

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::common::consume::wait_until;
 use crate::common::run;
 use crate::common::serve::Server;
-use crate::{World, create, delete, listed, stored, text, topic, update, visible, world};
+use crate::{Deployment, create, delete, listed, stored, text, topic, update, visible, world};
 
 /// Waits until the read model says of now that it is complete, and compares it with PostgreSQL.
 fn equal(server: &Server, module: &str) {
@@ -228,18 +228,31 @@ fn t55_every_post_acknowledged_before_last_sync_at_is_in_the_answer_while_debezi
     let world = world();
     let server = world.serve();
     let (stop, acknowledged) = (AtomicBool::new(false), Acknowledged::default());
-    let (mut checks, mut checked, mut gone) = (0, 0, Vec::new());
+    let (mut checked, mut gone) = (0, Vec::new());
+    // Answers that were checked for at least one write before Debezium was killed, and for more writes when it was back.
+    let (mut before, mut after) = (0, 0);
+    let killed = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let writers: Vec<_> = (0..2).map(|_| scope.spawn(|| write(&server, &stop, &acknowledged))).collect();
-        let crash = scope.spawn(|| kill_and_start(&world, &stop));
-        while !crash.is_finished() {
+        let stop = Stop(&stop);
+        let mut look = |is_back: bool| {
+            let was_killed = killed.load(Ordering::SeqCst);
             let seen = witness(&server, &acknowledged);
+            before += usize::from(!was_killed && seen.writes > 0);
+            after += usize::from(is_back && seen.writes > checked); // what was written meanwhile arrives
             checked = seen.writes.max(checked);
             gone.extend(seen.gone);
-            checks += 1;
             std::thread::sleep(Duration::from_millis(50));
+            (before, after)
+        };
+        wait_until("answers are checked before the kill", || look(false).0 >= 3);
+        let crash = scope.spawn(|| kill_and_start(&world, &killed));
+        while !crash.is_finished() {
+            look(false);
         }
         crash.join().unwrap();
+        wait_until("answers are checked after it", || look(true).1 >= 3);
+        drop(stop);
         for writer in writers {
             writer.join().unwrap();
         }
@@ -259,42 +272,54 @@ fn t55_every_post_acknowledged_before_last_sync_at_is_in_the_answer_while_debezi
             "{id} was missing"
         );
     }
-    println!("{written} writes, {checks} answers checked during the crash, up to {checked} writes in one");
+    println!(
+        "{written} writes; {before} answers checked before the kill, {after} after it, up to {checked} writes in one"
+    );
+    assert!(before >= 3 && after >= 3, "{before} answers before the kill, {after} after it");
 }
 
-/// Kills Connect once writes flow, starts it again, and ends the writing when changes flow.
-fn kill_and_start(world: &World, stop: &AtomicBool) {
-    struct Stop<'s>(&'s AtomicBool);
-    impl Drop for Stop<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Ordering::SeqCst); // also if it panics: the writers must end
-        }
+/// Ends the writing when it is dropped, also by a panic: else a test would wait for its writers for ever.
+struct Stop<'s>(&'s AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
     }
-    let _stop = Stop(stop);
+}
+
+/// Kills Connect and starts it again.
+fn kill_and_start(world: &Deployment, killed: &AtomicBool) {
     world.services(&["kill", "connect"]);
+    killed.store(true, Ordering::SeqCst);
     world.services(&["up", "connect"]);
     world.cdc(&["apply"]).code(0);
 }
 
-#[test]
-fn a_write_is_visible_soon() {
-    let world = world();
-    let server = world.serve();
-    visible(&server, &create(&server, "orders", &json!({"first": true}))); // the feed has its partitions
-    let mut took: Vec<Duration> = (0..40)
+/// From the acknowledgement of each of 100 writes to an answer that has it, sorted.
+fn took(server: &Server) -> Vec<Duration> {
+    let mut took: Vec<Duration> = (0..100)
         .map(|n| {
-            let record = create(&server, "orders", &json!({"n": n}));
+            let record = create(server, "orders", &json!({"n": n}));
             let began = Instant::now();
-            visible(&server, &record);
+            visible(server, &record);
             began.elapsed()
         })
         .collect();
     took.sort();
-    println!(
-        "from the acknowledgement to the answer: p50 {:?}, p99 {:?} of {} writes",
-        took[20],
-        took[39],
-        took.len()
-    );
-    assert!(took[39] < Duration::from_secs(30), "{took:?}");
+    println!("from the acknowledgement to the answer: p50 {:?}, p99 {:?} of 100 writes", took[50], took[98]);
+    took
+}
+
+/// 99 of 100 writes are visible within five seconds. A machine that is busy with something else gets further measurements.
+#[test]
+fn a_write_is_visible_soon() {
+    const PROMISED: Duration = Duration::from_secs(5);
+    let world = world();
+    let server = world.serve();
+    visible(&server, &create(&server, "orders", &json!({"first": true}))); // the feed has its partitions
+    let mut measured = Vec::new();
+    while measured.last().is_none_or(|p99| *p99 >= PROMISED) {
+        assert!(measured.len() < 5, "p99: {measured:?}");
+        measured.push(took(&server)[98]);
+    }
 }

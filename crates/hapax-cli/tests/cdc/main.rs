@@ -1,8 +1,8 @@
 //! Records from PostgreSQL through Debezium and Kafka to a read model, with the binary and real servers.
 //!
 //! It needs Kafka Connect (`scripts/services up connect`), which is started by name only: `scripts/run-tests` does so for this
-//! program. There is one database and one connector for all tests, which run one after the other. Both are left behind for
-//! the next run, which begins by removing them.
+//! program. There is one database and one connector for all tests, which run one after the other; a truncate, after which no
+//! feed goes on, has its own. They are left behind for the next run, which begins by removing them.
 #![cfg(all(feature = "postgres", feature = "kafka", feature = "http"))]
 #![allow(
     clippy::missing_panics_doc,
@@ -17,7 +17,11 @@ mod common;
 
 mod commands;
 mod flows;
+mod generations;
+mod own;
+mod repeats;
 mod topic;
+mod truncate;
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -30,7 +34,7 @@ use common::roles::Connection;
 use common::serve::{Answer, Server, request};
 use common::{Ran, run};
 
-pub const SLOT: &str = "hapax_test_cdc";
+pub const SLOT: &str = DATABASE;
 pub const PARTITIONS: i32 = 3;
 const DATABASE: &str = "hapax_test_cdc";
 const OWNER: &str = "hapax_test_cdc_owner";
@@ -38,9 +42,11 @@ const APP: &str = "hapax_test_cdc_app";
 const KEEPER: &str = "hapax_test_cdc_keeper";
 
 /// The database, the topic and the connector, and a directory with the configuration of all of them.
-pub struct World {
+pub struct Deployment {
     pub dir: PathBuf,
     pub topic: String,
+    /// The database of the records. The slot has its name.
+    database: &'static str,
     admin: String,
 }
 
@@ -51,24 +57,29 @@ fn variable(name: &str) -> String {
 }
 
 /// The world, for one test at a time. Each finds the connector streaming.
-pub fn world() -> MutexGuard<'static, World> {
-    static WORLD: OnceLock<Mutex<World>> = OnceLock::new();
-    let world = WORLD.get_or_init(|| Mutex::new(World::new())).lock().unwrap_or_else(PoisonError::into_inner);
+pub fn world() -> MutexGuard<'static, Deployment> {
+    static WORLD: OnceLock<Mutex<Deployment>> = OnceLock::new();
+    let world = WORLD
+        .get_or_init(|| Mutex::new(Deployment::new(DATABASE, "hapax-test")))
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
     world.cdc(&["apply", "--create", &PARTITIONS.to_string()]).code(0);
     world
 }
 
-impl World {
-    fn new() -> Self {
-        let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("cdc");
+impl Deployment {
+    /// A database of this name with a connector. What a run before has left is removed.
+    pub fn new(database: &'static str, connector: &str) -> Self {
+        let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(database);
         let _ = std::fs::remove_dir_all(&dir); // of a run before
         std::fs::create_dir_all(&dir).unwrap();
         let run_id = Uuid::now_v7().simple().to_string();
-        let world = World { dir, topic: format!("cdc-{run_id}"), admin: variable("HAPAX_TEST_POSTGRES_URL") };
+        let (topic, admin) = (format!("cdc-{run_id}"), variable("HAPAX_TEST_POSTGRES_URL"));
+        let world = Deployment { dir, topic, database, admin };
         let file = format!(
             "[journal]\nurl = \"{}\"\n[bus]\nurl = \"kafka://{}\"\n[records]\napp_role = \"{APP}\"\nmaintenance_role = \"{KEEPER}\"\n\
              [relay]\ntopic = \"events-{run_id}\"\n[analytics]\nurl = \"sqlite:reads.db\"\nsource = \"debezium\"\n\
-             [cdc]\nconnect_url = \"{}\"\nconnector = \"hapax-test\"\ntopic = \"{}\"\nslot = \"{SLOT}\"\ndatabase_url = \"{}\"\n",
+             [cdc]\nconnect_url = \"{}\"\nconnector = \"{connector}\"\ntopic = \"{}\"\nslot = \"{database}\"\ndatabase_url = \"{}\"\n",
             world.url(OWNER),
             variable("HAPAX_TEST_KAFKA"),
             variable("HAPAX_TEST_CONNECT"),
@@ -82,14 +93,14 @@ impl World {
                 "do $$ begin if not exists (select from pg_roles where rolname = '{role}') then create role {role} login {rights}; end if; end $$"
             ));
         }
-        if admin.rows(&format!("select from pg_database where datname = '{DATABASE}'")) == 1 {
+        if admin.rows(&format!("select from pg_database where datname = '{database}'")) == 1 {
             world.cdc(&["remove", "--slot"]).code(0);
         }
         admin.run(&format!(
-            "select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = '{DATABASE}' and not active"
+            "select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = '{database}' and not active"
         ));
-        admin.run(&format!("drop database if exists {DATABASE} with (force)"));
-        admin.run(&format!("create database {DATABASE} owner {OWNER}"));
+        admin.run(&format!("drop database if exists {database} with (force)"));
+        admin.run(&format!("create database {database} owner {OWNER}"));
         run(&world.dir, &["ledger", "init"]).code(0);
         world.module("orders");
         run(&world.dir, &["produce", "--topic", &format!("events-{run_id}"), "--create", "1"]).code(0);
@@ -98,7 +109,7 @@ impl World {
 
     pub fn url(&self, role: &str) -> String {
         let rest = self.admin.split_once('@').unwrap().1;
-        format!("postgres://{role}@{}/{DATABASE}", rest.rsplit_once('/').unwrap().0)
+        format!("postgres://{role}@{}/{}", rest.rsplit_once('/').unwrap().0, self.database)
     }
 
     /// The URL of a role that may do everything, in the database of the records.
@@ -118,8 +129,14 @@ impl World {
 
     /// A server with the app's role, which feeds the read model.
     pub fn serve(&self) -> Server {
+        self.serve_with(&[])
+    }
+
+    /// The same, with other settings.
+    pub fn serve_with(&self, more: &[&str]) -> Server {
         let (app, keeper) = (self.url(APP), format!("keys.maintenance_url={}", self.url(KEEPER)));
-        Server::start(&self.dir, &["--journal", &app, "--set", &keeper, "--set", "journal.migrate=check"])
+        let args = ["--journal", &app, "--set", &keeper, "--set", "journal.migrate=check"];
+        Server::start(&self.dir, &[&args[..], more].concat())
     }
 
     /// `scripts/services`, on the servers of this run.

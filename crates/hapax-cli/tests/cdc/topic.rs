@@ -6,15 +6,15 @@ use hapax::bus::{BusEvent, Partition, Received, Subscription};
 use hapax::{Topic, open};
 use serde_json::Value;
 
-use crate::World;
+use crate::Deployment;
 
 /// Every record of the topic, up to where it ends now.
-pub fn records(world: &World) -> Vec<Received> {
+pub fn records(world: &Deployment) -> Vec<Received> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(read(world))
 }
 
-async fn read(world: &World) -> Vec<Received> {
+async fn read(world: &Deployment) -> Vec<Received> {
     let topic = Topic::new(world.topic.clone()).unwrap();
     let bus = open::bus(&format!("kafka://{}", std::env::var("HAPAX_TEST_KAFKA").unwrap())).await.unwrap();
     let mut ends = Vec::new();

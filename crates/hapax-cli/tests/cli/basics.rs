@@ -2,8 +2,10 @@
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::format_collect, clippy::duration_suboptimal_units)]
 
+use std::path::Path;
+
 use crate::common;
-use crate::common::{hapax, run};
+use crate::common::{hapax, run, run_with};
 
 fn dir() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
@@ -153,6 +155,7 @@ fn every_command_has_help_with_an_example() {
         "completions",
         "ledger init",
         "ledger schema",
+        "ledger grants",
         "ledger check",
         "ledger stat",
         "ledger ls",
@@ -232,4 +235,52 @@ fn every_shell_gets_completions() {
     assert_eq!(complete("hapax conf", 1), "config");
     assert_eq!(complete("hapax config ex", 2), "example");
     assert_eq!(complete("hapax completions z", 2), "zsh");
+}
+
+/// Payloads and answers are in these files: others on the machine have no business in them.
+#[test]
+#[cfg(unix)]
+fn t392_data_is_its_owners_alone() {
+    use std::os::unix::fs::PermissionsExt as _;
+    fn modes(of: &Path, found: &mut Vec<(std::path::PathBuf, u32)>) {
+        for entry in std::fs::read_dir(of).unwrap() {
+            let path = entry.unwrap().path();
+            let Ok(meta) = path.metadata() else { continue }; // a file may be gone by now
+            found.push((path.clone(), meta.permissions().mode() & 0o777));
+            if meta.is_dir() {
+                modes(&path, found);
+            }
+        }
+    }
+    let dir = dir();
+    let dir = dir.path();
+    run(dir, &["modules", "create", "orders"]).code(0);
+    let server = crate::serve_access::process::Server::start_whole(dir, &[]);
+    let with = [("idempotency-key", "one")];
+    let body = serde_json::json!({"payload": {"n": 1}});
+    server.ask("POST", "/v1/modules/orders/records", &with, &body).is(201);
+    let objects = format!("--journal=dir:{}", dir.join("hapax-data/objects").display());
+    let append = ["journal", "append", &objects, "--aggregate", "a", "-"];
+    run_with(dir, &append, b"{\"id\": \"a\"}\n").code(0);
+    let data = dir.join("hapax-data");
+    assert_eq!(data.metadata().unwrap().permissions().mode() & 0o777, 0o700);
+    let mut found = Vec::new();
+    modes(&data, &mut found);
+    let has = |end: &str| found.iter().any(|(path, _)| path.to_string_lossy().ends_with(end));
+    assert!(has(".db") && has("-wal") && has("objects"), "{found:?}");
+    for (path, mode) in &found {
+        assert_eq!(mode & 0o077, 0, "{} has mode {mode:o}", path.display());
+    }
+    // What is there keeps its mode, and `check` says it.
+    let open = dir.join("open");
+    std::fs::create_dir(&open).unwrap();
+    std::fs::write(open.join("ledger.db"), "").unwrap();
+    for (path, mode) in [(open.clone(), 0o755), (open.join("ledger.db"), 0o644)] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let ledger = format!("--ledger=sqlite:{}", open.join("ledger.db").display());
+    run(dir, &["ledger", "init", &ledger]).code(0);
+    let checked = run(dir, &["ledger", "check", &ledger]).code(0);
+    assert!(checked.out.contains("every user of this machine can read"), "{}", checked.out);
+    assert_eq!(open.join("ledger.db").metadata().unwrap().permissions().mode() & 0o777, 0o644);
 }

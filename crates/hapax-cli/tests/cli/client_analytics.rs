@@ -109,7 +109,7 @@ async fn a_question_that_cannot_be_answered_is_an_error_by_its_code() {
     assert_eq!(theirs.count().await.unwrap().value, 0);
     let error = theirs.after(&written).wait(Duration::ZERO).count().await.unwrap_err();
     assert!(matches!(error, Error::Conflict { .. }), "{error}");
-    // A tenant that owns no records, since it is no UUID.
+    // A tenant that owns no records, since it is not a UUID.
     let named = client.clone().tenant(Tenant::new("acme").unwrap()).unwrap();
     let error = named.data("orders").analytics().count().await.unwrap_err();
     assert!(matches!(error, Error::Refused(_)) && error.code() == "invalid", "{error}");

@@ -161,29 +161,34 @@ fn plain_loop(dir: &Path, body: &str) -> String {
 /// A child that says nothing of itself gets one event at a time, and the time of an event begins when it is sent. 64 events are
 /// claimed at once, two children need 0.5 s for each, and each may take 10 s: sent all at once, the last of them would have waited
 /// for 16 s behind the others, and be dead of it.
+///
+/// Another size by hand: `HAPAX_TEST_EXEC_EVENTS=500 HAPAX_TEST_EXEC_SLEEP_S=1 HAPAX_TEST_EXEC_WORKERS=1` is one plain child that
+/// sleeps for a second over each of 500 events; it takes a bit more than eight minutes.
 #[test]
 fn t77_time_in_the_queue_is_not_charged_to_the_event() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    let ids: Vec<_> = (0..100).map(|n| format!("e-{n}")).collect();
+    let sized = |name: &str, default: &str| std::env::var(name).unwrap_or_else(|_| default.to_owned());
+    let events: u64 = sized("HAPAX_TEST_EXEC_EVENTS", "100").parse().unwrap();
+    let sleep_s: f64 = sized("HAPAX_TEST_EXEC_SLEEP_S", "0.5").parse().unwrap();
+    let workers: usize = sized("HAPAX_TEST_EXEC_WORKERS", "2").parse().unwrap();
+    let ids: Vec<_> = (0..events).map(|n| format!("e-{n}")).collect();
     produce(dir, &lines(&ids.iter().map(|id| (id.as_str(), "")).collect::<Vec<_>>()));
-    let command = plain_loop(
-        dir,
-        "effect(f\"{os.getpid()} {request['attempt']} {request['timeout_ms']}\")\ntime.sleep(0.5)",
-    );
-    let more = ["--workers", "2", "--timeout", "10s", "--set", "retry.attempts_max=2"];
+    let seen = "{os.getpid()} {request['attempt']} {request['timeout_ms']}";
+    let command = plain_loop(dir, &format!("effect(f\"{seen}\")\ntime.sleep({sleep_s})"));
+    let more = ["--workers", &workers.to_string(), "--timeout", "10s", "--set", "retry.attempts_max=2"];
     let ran = consume(dir, &command, &more).code(0);
     println!("{}", ran.out.trim());
-    assert_eq!((count(&ran, "done"), count(&ran, "dead")), (100, 0), "{} {}", ran.out, ran.err);
+    assert_eq!((count(&ran, "done"), count(&ran, "dead")), (events, 0), "{} {}", ran.out, ran.err);
     assert_eq!(ran.json()["handler_restarts"], 0, "{}", ran.err);
     let seen = effects(dir);
-    assert_eq!(seen.len(), 100, "no event ran twice");
+    assert_eq!(seen.len() as u64, events, "no event ran twice");
     assert!(
         seen.iter().all(|line| line.ends_with(" 1 10000")),
         "first attempts, with all their time: {seen:?}"
     );
     let children: std::collections::BTreeSet<_> = seen.iter().map(|line| line.split(' ').next()).collect();
-    assert_eq!(children.len(), 2, "both children work");
+    assert_eq!(children.len(), workers, "every child works");
 }
 
 /// What was cancelled takes up its place until the child has reacted: the next event is not sent behind it.
@@ -245,7 +250,7 @@ effect(request['id'])",
     let ran = consume(dir.path(), &command, &[]).code(0);
     assert_eq!(count(&ran, "done"), 2, "{}", ran.out);
     assert_eq!(ran.json()["replies_ignored"], 8, "{}", ran.out);
-    assert_eq!(ran.err.matches("was ignored").count(), 1, "told once: {}", ran.err);
+    assert_eq!(ran.err.matches("was ignored").count(), 1, "expected once: {}", ran.err);
 }
 
 #[test]
@@ -276,7 +281,7 @@ fn what_times_out_is_cancelled_and_a_child_that_does_not_react_is_killed_with_al
     sleeper = subprocess.Popen(['sleep', '1000'], stdout=subprocess.DEVNULL)
     effect(f'sleeper {sleeper.pid}')
     cancelled.wait()
-    effect('told to cancel')
+    effect('expected to cancel')
     sleeper.wait()
 if do == 'cancel' and request['attempt'] == 1:
     cancelled.wait()
@@ -291,7 +296,7 @@ effect(f\"{request['id']} done\")",
     assert_eq!(ran.json()["handler_restarts"], 1, "{}", ran.err);
     assert!(ran.err.contains("did not react to a cancel"), "{}", ran.err);
     let effects = effects(dir);
-    for text in ["told to cancel", "polite", "stuck done", "polite done"] {
+    for text in ["expected to cancel", "polite", "stuck done", "polite done"] {
         assert!(effects.iter().any(|effect| effect == text), "{text}: {effects:?}");
     }
     let sleeper = effects.iter().find_map(|line| line.strip_prefix("sleeper ")).unwrap();
@@ -375,8 +380,8 @@ fn a_process_killed_with_9_leaves_its_events_to_the_other() {
     killed.kill().unwrap();
     killed.wait().unwrap();
     let done = || {
-        let told = run(dir, &["ledger", "stat", "--json"]).code(0).json();
-        let counts = told["counts"].as_array().unwrap().clone();
+        let answer = run(dir, &["ledger", "stat", "--json"]).code(0).json();
+        let counts = answer["counts"].as_array().unwrap().clone();
         counts
             .iter()
             .filter(|count| count["state"] == "done")
@@ -499,11 +504,11 @@ fn wrong_configuration_is_a_sentence_and_an_exit_code() {
             "unavailable",
         ),
     ];
-    for (args, code, told) in cases {
+    for (args, code, expected) in cases {
         let ran = run(dir, &[&consume[..], args].concat());
         println!("{args:?}: {}", ran.err.lines().last().unwrap_or_default());
         let ran = ran.code(code);
-        assert!(ran.err.contains(told), "{args:?}: {}", ran.err);
+        assert!(ran.err.contains(expected), "{args:?}: {}", ran.err);
         assert!(!ran.err.contains("panicked") && !ran.err.contains("secret"), "{}", ran.err);
     }
 }
@@ -518,14 +523,14 @@ fn produce_finds_or_makes_ids_and_names_broken_lines() {
     let create = [&args[..], &["--create", "3", "--key", "/k"]].concat();
     let ran = run_with(dir, &create, b"{\"k\":1}\n\n{\"k\":\"x\",\"eventId\":\"e\"}\n").code(0).json();
     assert_eq!((&ran["published"], &ran["ids_made"]), (&2.into(), &1.into()));
-    for (line, told) in [
+    for (line, expected) in [
         ("{\"k\":1}\nnot json\n", "line 2: it is not JSON"),
         ("{\"k\":1}\n{}\n", "line 2: it has no /k"),
         ("{\"k\":1}\n{\"k\":1,\"event_id\":{}}\n", "line 2: "),
         ("{\"k\":1}\n{\"k\":1,\"event_id\":\"\"}\n", "line 2: "),
     ] {
         let ran = run_with(dir, &create, line.as_bytes()).code(4);
-        assert!(ran.err.contains(told), "{}", ran.err);
+        assert!(ran.err.contains(expected), "{}", ran.err);
         assert_eq!(ran.json()["published"], 1, "what came before the broken line is published");
     }
     let named = [&create[..], &["--id", "/order/id", "--header", "source=test"]].concat();

@@ -205,7 +205,7 @@ fn a_sink_that_is_not_there_costs_attempts_and_then_the_event_is_dead() {
     let ran =
         consume(dir.path(), "http://127.0.0.1:1/", &["--set", "consumer.mailer.max_attempts=2"]).code(0);
     assert_eq!(count(&ran, "dead"), 1, "{}", ran.out);
-    assert_eq!(ran.err.matches("the sink gives no answer").count(), 1, "told once: {}", ran.err);
+    assert_eq!(ran.err.matches("the sink gives no answer").count(), 1, "logged once: {}", ran.err);
     let entry = entry(dir.path(), "a");
     assert_eq!(entry["attempts"], 2);
     assert!(entry["reason"].as_str().unwrap().contains("the sink gave no answer"), "{entry}");

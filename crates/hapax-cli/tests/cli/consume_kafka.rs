@@ -155,11 +155,11 @@ fn wrong_configuration_of_kafka_is_a_sentence_and_an_exit_code() {
         ("kafka://", 2, "names no server"),
         ("kafka://127.0.0.1:1?enable.auto.commit=true", 2, "enable.auto.commit"),
     ];
-    for (bus, code, told) in cases {
+    for (bus, code, expected) in cases {
         let args = ["consume", "--bus", bus, "--topic", "no-such-topic", "--scope", "s", "--exec", "cat"];
         let ran = run(dir.path(), &args);
         println!("{bus}: {}", ran.err.lines().last().unwrap_or_default());
         let ran = ran.code(code);
-        assert!(ran.err.contains(told), "{bus}: {}", ran.err);
+        assert!(ran.err.contains(expected), "{bus}: {}", ran.err);
     }
 }

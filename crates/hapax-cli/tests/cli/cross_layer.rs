@@ -68,7 +68,7 @@ struct Found {
 const ONCE: Found = Found { records: ORDERS, effects: ORDERS, rows: ORDERS };
 
 /// The servers, with names of one story alone.
-struct World {
+struct StoryServers {
     dir: PathBuf,
     place: Postgres,
     database: Database,
@@ -77,7 +77,7 @@ struct World {
     handler: String,
 }
 
-impl World {
+impl StoryServers {
     fn new(dir: &Path) -> Self {
         let kafka = std::env::var("HAPAX_TEST_KAFKA").expect("scripts/services env is set");
         let topic = run(dir, &["id", "make"]).code(0).out.trim().to_owned();
@@ -85,7 +85,7 @@ impl World {
         let body =
             "if request['event']['kind'] == 'record.created':\n    effect(request['event']['payload']['id'])";
         let handler = Sample::Python.handler(dir, body);
-        let world = World {
+        let world = StoryServers {
             dir: dir.to_owned(),
             place: Postgres::new(dir),
             database: Database::new(dir),
@@ -217,9 +217,9 @@ impl World {
             "SELECT count() FROM (SELECT record_id FROM {}.data_records GROUP BY record_id HAVING count() > 1)",
             self.database.name
         );
-        let (status, told) = self.database.sql(&sql);
-        assert_eq!(status, 200, "{told}");
-        told.trim().parse().unwrap()
+        let (status, text) = self.database.sql(&sql);
+        assert_eq!(status, 200, "{text}");
+        text.trim().parse().unwrap()
     }
 }
 
@@ -229,15 +229,15 @@ fn new_id(dir: &Path) -> String {
 
 fn end(mut consumer: Child) -> Ran {
     let pid = consumer.id().to_string();
-    let told = std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap();
-    assert!(told.success() && consumer.try_wait().unwrap().is_none(), "it ended by itself");
+    let sent = std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap();
+    assert!(sent.success() && consumer.try_wait().unwrap().is_none(), "it ended by itself");
     Ran::from(consumer.wait_with_output().unwrap()).code(143)
 }
 
 /// Takes orders and confirms them, lets go wrong what should, and counts.
 fn story(failures: Failures, layers: Layers) -> Found {
     let dir = tempfile::tempdir().unwrap();
-    let world = World::new(dir.path());
+    let world = StoryServers::new(dir.path());
     let server = world.serve();
     let mut made = 0;
     for n in 0..ORDERS {

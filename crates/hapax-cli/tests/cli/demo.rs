@@ -8,7 +8,10 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use serde_json::{Value, json};
+
 use crate::common::consume::wait_until;
+use crate::common::serve::{Server, request};
 use crate::common::{Ran, hapax, run};
 
 /// One demo at a time: each has five processes.
@@ -118,8 +121,8 @@ fn ctrl_c_ends_the_demo_and_leaves_nothing() {
     let mut rest = lines.skip_while(|line| !line.contains("froze worker"));
     assert!(rest.next().is_some(), "it ended before it froze a worker");
     assert!(processes(dir.path()).len() >= 5 && !is_empty(dir.path()));
-    let told = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    assert!(told.success());
+    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
     assert_eq!(child.wait().unwrap().code(), Some(130));
     assert!(is_empty(dir.path()));
     wait_until("no process is left", || processes(dir.path()).is_empty());
@@ -139,6 +142,78 @@ fn a_killed_demo_leaves_no_process() {
     wait_until("no process is left", || processes(dir.path()).is_empty());
 }
 
+/// The page of a demo: it has the routes of a server and buttons of its own, and Ctrl-C finishes what was sent.
+#[test]
+fn the_page_of_a_demo_breaks_things_and_the_witness_still_judges() {
+    let _turn = turn();
+    let dir = tempfile::tempdir().unwrap();
+    let mut child = demo(dir.path(), &["--page", "--json", "--data", "shop"]).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let first: Value = serde_json::from_str(&lines.next().unwrap()).unwrap();
+    let url = first["page"].as_str().unwrap();
+    let address = url.strip_prefix("http://").unwrap().trim_end_matches('/').to_owned();
+    assert!(address.starts_with("127.0.0.1:"), "{url}");
+    assert_eq!(request(&address, "GET", "/v1/session", &[], b"").is(200)["demo"], true);
+    let chaos = |what: &str, origin: &str| {
+        let headers = [("content-type", "application/json"), ("origin", origin)];
+        request(&address, "POST", "/v1/demo/chaos", &headers, json!({"what": what}).to_string().as_bytes())
+    };
+    // Another site's page may not press a button.
+    chaos("kill", "http://evil.example").problem(403, "origin-forbidden");
+    chaos("burn", &format!("http://{address}")).problem(400, "json-invalid");
+    for (what, said) in
+        [("kill", "killed worker"), ("storm", "copies"), ("cut", "nobody can write"), ("freeze", "froze")]
+    {
+        let mut done = json!(null);
+        wait_until(what, || {
+            let answer = chaos(what, &format!("http://{address}"));
+            done = answer.json();
+            answer.status == 200 // until then, what the story needs is refused
+        });
+        assert!(done["said"].as_str().unwrap().contains(said), "{done}");
+    }
+    let mut shown = json!(null);
+    wait_until("the story is over", || {
+        shown = request(&address, "GET", "/v1/demo", &[], b"").is(200);
+        shown["events"].as_u64().unwrap() > 300
+    });
+    let told = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(told.success());
+    let last: Value = serde_json::from_str(&lines.last().unwrap()).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0), "{last}");
+    assert_eq!(
+        (&last["lost"], &last["doubled"], &last["outdated"]),
+        (&json!(0), &json!(0), &json!(0)),
+        "{last}"
+    );
+    assert!(last["events"].as_u64().unwrap() > 300 && last["effects"] == last["events"], "{last}");
+    wait_until("no process is left", || processes(dir.path()).is_empty());
+    // The dead letters of the printer can be run again, also when the demo is over.
+    let shop = |args: &[&str]| run(dir.path(), &[&["--data", "shop"], args].concat()).code(0).out;
+    assert!(shop(&["dead", "ls"]).contains("the label printer has no paper"));
+    shop(&[
+        "dead",
+        "redrive",
+        "--yes",
+        "--scope",
+        "shipping",
+        "--reason",
+        "there is paper",
+        "gift-1-shipped",
+    ]);
+    assert!(shop(&["explain", "gift-1-shipped"]).contains("there is paper"));
+}
+
+/// What the demo's page can break, no server can.
+#[test]
+fn a_server_has_no_route_that_breaks_things() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path(), &[]);
+    assert_eq!(server.get("/v1/session").is(200)["demo"], false);
+    server.get("/v1/demo").problem(404, "route-unknown");
+    server.post("/v1/demo/chaos", &json!({"what": "kill"})).problem(404, "route-unknown");
+}
+
 #[test]
 fn the_demo_takes_no_other_places() {
     let dir = tempfile::tempdir().unwrap();
@@ -148,6 +223,10 @@ fn the_demo_takes_no_other_places() {
     }
     run(dir.path(), &["demo", "--events", "10"]).code(2);
     run(dir.path(), &["demo", "--break", "nothing"]).code(2);
+    for flag in [["--for", "5s"], ["--port", "7070"]] {
+        let ran = run(dir.path(), &[&["demo"], &flag[..]].concat()).code(2);
+        assert!(ran.err.contains("--page"), "{}", ran.err);
+    }
     let help = run(dir.path(), &["demo", "--help"]).code(0).out;
     assert!(
         help.contains("--break token") && !help.contains("demo-worker") && !help.contains("--ledger"),

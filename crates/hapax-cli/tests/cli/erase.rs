@@ -143,8 +143,8 @@ fn t336_what_was_erased_is_in_no_file_and_a_replay_does_not_bring_it_back() {
     let event = format!("{{\"event_id\":\"mail-{ALICE}\",\"do\":\"other\"}}\n");
     let append =
         ["journal", "append", "--data", "d", "--tenant", ALICE, "--aggregate", "mails", "--json", "-"];
-    let told = run_with(dir, &append, event.as_bytes()).code(0).out;
-    assert!(told.contains("\"repeat\""), "{told}");
+    let stdout = run_with(dir, &append, event.as_bytes()).code(0).out;
+    assert!(stdout.contains("\"repeat\""), "{stdout}");
     let audit = run(dir, &["audit", "ls", "--data", "d", "--json"]).code(0).out;
     for said in ["erase.begin", "erase.pass", "erase.gone", "dpo", "request 4711"] {
         assert!(audit.contains(said), "{said}: {audit}");
@@ -179,8 +179,8 @@ fn one_record_is_erased_and_its_neighbours_stay() {
     for name in ["records", "journal events", "answers of keys", "bus records", "read model"] {
         assert_eq!(place(&counted, name), 1, "{name}: {counted}");
     }
-    let told = erase(dir, &[&of[..], &["--yes"]].concat()).code(0).out;
-    assert!(told.contains("physically gone") && told.contains("backups"), "{told}");
+    let ran = erase(dir, &[&of[..], &["--yes"]].concat()).code(0).out;
+    assert!(ran.contains("physically gone") && ran.contains("backups"), "{ran}");
     let gone = send(&server, "GET", &format!("/v1/modules/orders/records/{id}"), ALICE, "g", &json!(null));
     assert_eq!(gone.status, 404);
     let there =
@@ -271,8 +271,8 @@ fn a_run_that_was_killed_anywhere_is_run_again_and_ends_the_same() {
 fn mistakes_get_a_sentence_and_change_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    let told = erase(dir, &["--tenant", ALICE, "--yes"]).code(4).err;
-    assert!(told.contains("there is nothing of tenant"), "{told}");
+    let outcome = erase(dir, &["--tenant", ALICE, "--yes"]).code(4).err;
+    assert!(outcome.contains("there is nothing of tenant"), "{outcome}");
     assert!(!dir.join("d").exists(), "looking makes nothing");
     run(dir, &["modules", "create", "orders", "--data", "d"]).code(0);
     let server = Server::start(dir, &["--data", "d"]);
@@ -286,13 +286,13 @@ fn mistakes_get_a_sentence_and_change_nothing() {
         of_record(ALICE, "invoices", &id),
         of_record(ALICE, "orders", BOB),
     ] {
-        let told = ran.code(4).err;
-        assert!(told.contains("there is nothing of") && told.contains("nothing was changed"), "{told}");
+        let stderr = ran.code(4).err;
+        assert!(stderr.contains("there is nothing of") && stderr.contains("nothing was changed"), "{stderr}");
     }
-    let told = of_record("acme", "orders", &id).code(4).err;
-    assert!(told.contains("a record's tenant is a UUID"), "{told}");
-    let told = of_record(ALICE, "orders", "00000000-0000-0000-0000-000000000000").code(4).err;
-    assert!(told.contains("nil UUID"), "{told}");
+    let stderr = of_record("acme", "orders", &id).code(4).err;
+    assert!(stderr.contains("a record's tenant is a UUID"), "{stderr}");
+    let stderr = of_record(ALICE, "orders", "00000000-0000-0000-0000-000000000000").code(4).err;
+    assert!(stderr.contains("nil UUID"), "{stderr}");
     for bad in [
         &["--yes"][..],
         &["--tenant", ALICE, "--module", "orders", "--yes"],
@@ -303,11 +303,14 @@ fn mistakes_get_a_sentence_and_change_nothing() {
     ] {
         erase(dir, bad).code(2);
     }
-    let told = erase(dir, &["--tenant", ALICE, "--yes", "--journal", "dir:objects"]);
-    assert!(told.code.is_some_and(|code| code > 0), "{}", told.out);
+    let outcome = erase(dir, &["--tenant", ALICE, "--yes", "--journal", "dir:objects"]);
+    assert!(outcome.code.is_some_and(|code| code > 0), "{}", outcome.out);
     std::fs::create_dir_all(dir.join("objects")).unwrap();
-    let told = erase(dir, &["--tenant", ALICE, "--yes", "--journal", "dir:objects"]).code(2).err;
-    assert!(told.contains("object store cannot erase") && told.contains("--skip-unsupported"), "{told}");
+    let outcome = erase(dir, &["--tenant", ALICE, "--yes", "--journal", "dir:objects"]).code(2).err;
+    assert!(
+        outcome.contains("object store cannot erase") && outcome.contains("--skip-unsupported"),
+        "{outcome}"
+    );
     assert_eq!(
         send(&server, "GET", &format!("/v1/modules/orders/records/{id}"), ALICE, "g", &json!(null)).status,
         200

@@ -6,9 +6,9 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::common::consume::{Sample, consume, count, produce, wait_until};
+use crate::common::consume::{Sample, consume, consume_args, count, effects, produce, wait_until};
 use crate::common::serve::{Server, request};
-use crate::common::{Ran, run, run_with};
+use crate::common::{Ran, hapax, run, run_with};
 
 /// Fails for good, or asks for another attempt, while there is no file `fixed`.
 const UNTIL_FIXED: &str = "if do == 'break' and not os.path.exists('fixed'): raise Fatal('no such order')
@@ -88,18 +88,23 @@ fn an_event_is_followed_from_the_journal_to_its_effect() {
 
     // The same for people: no payload, and what is not recorded is said.
     for format in [&[][..], &["--md"]] {
-        let told = explain(dir, &[&["e-1"], format].concat()).code(0).out;
-        for part in
-            ["appended as seq 1", "published", "first seen", "done", "duplicates", "when the relay published"]
-        {
-            assert!(told.contains(part), "{part}: {told}");
+        let stdout = explain(dir, &[&["e-1"], format].concat()).code(0).out;
+        for part in [
+            "appended as seq 1",
+            "published",
+            "first seen",
+            "done",
+            "skipped more than",
+            "when the relay published",
+        ] {
+            assert!(stdout.contains(part), "{part}: {stdout}");
         }
-        assert!(!told.contains("s3cret"), "{told}");
+        assert!(!stdout.contains("s3cret"), "{stdout}");
     }
 }
 
 #[test]
-fn an_event_that_failed_died_and_was_redriven_is_told_in_order() {
+fn an_event_that_failed_died_and_was_redriven_is_reported_in_order() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     produce(dir, &format!("{}\n", json!({"event_id": "e-1", "do": "retry", "secret": "s3cret"})));
@@ -163,9 +168,12 @@ fn a_parked_aggregate_says_what_waits_behind_what() {
         3
     );
     for format in [&[][..], &["--md"]] {
-        let told = explain(dir, &[&["--aggregate", "order-1"], format].concat()).code(0).out;
-        assert!(told.contains("event a1") && told.contains("event a3"), "{told}");
-        assert!(told.contains(what) && told.contains("no such order") && !told.contains("s3cret"), "{told}");
+        let stdout = explain(dir, &[&["--aggregate", "order-1"], format].concat()).code(0).out;
+        assert!(stdout.contains("event a1") && stdout.contains("event a3"), "{stdout}");
+        assert!(
+            stdout.contains(what) && stdout.contains("no such order") && !stdout.contains("s3cret"),
+            "{stdout}"
+        );
     }
     std::fs::write(dir.join("fixed"), "").unwrap();
     run(dir, &["dead", "redrive", "--scope", "mailer", "--reason", "fixed", "--yes", "a1"]).code(0);
@@ -225,25 +233,30 @@ fn a_keyed_record_is_followed_to_the_read_model() {
         whats(&of_key()).iter().any(|what| what.starts_with("published"))
     });
     assert!(life["not_recorded"].as_str().unwrap().contains("answered from the key"), "{life:#}");
+    // The retry is in what Prometheus reads.
+    wait_until("the retry is counted", || {
+        let body = server.get("/metrics").body;
+        metric(&body, "dedup_prevented_total", &[r#"layer="keys""#, r#"consumer_scope_id="records""#]) == 1
+    });
 
     // Its event, and its aggregate.
     let id = appended["event"].as_str().unwrap();
     let life = explain(dir, &[id, "--data", "d", "--json"]).code(0).json();
     step(&life, "it has the record at seq 1");
     assert!(life["not_recorded"].as_str().unwrap().contains("which key wrote the event"), "{life:#}");
-    let told = explain(dir, &["--aggregate", &aggregate, "--data", "d"]).code(0).out;
-    assert!(told.contains("the record was last written") && !told.contains("s3cret"), "{told}");
-    let told = explain(dir, &["--key", "nope", "--data", "d"]).code(4).err;
-    assert!(told.contains("there is no key nope"), "{told}");
+    let stdout = explain(dir, &["--aggregate", &aggregate, "--data", "d"]).code(0).out;
+    assert!(stdout.contains("the record was last written") && !stdout.contains("s3cret"), "{stdout}");
+    let stderr = explain(dir, &["--key", "nope", "--data", "d"]).code(4).err;
+    assert!(stderr.contains("there is no key nope"), "{stderr}");
 }
 
 #[test]
-fn what_nobody_knows_is_not_found_and_mistakes_are_told() {
+fn what_nobody_knows_is_not_found_and_mistakes_are_reported() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     for of in [&["e-1"][..], &["--aggregate", "order-1"], &["--key", "k-1"]] {
-        let told = explain(dir, of).code(3).err;
-        assert!(told.contains("nothing is known of ") && told.contains("there is none at "), "{told}");
+        let stderr = explain(dir, of).code(3).err;
+        assert!(stderr.contains("nothing is known of ") && stderr.contains("there is none at "), "{stderr}");
     }
     assert!(!dir.join("hapax-data").exists(), "it makes nothing");
     // An event of a tenant is another one.
@@ -254,12 +267,12 @@ fn what_nobody_knows_is_not_found_and_mistakes_are_told() {
     consume(dir, &command, &STRICT).code(0);
     for of in [&["e-1"][..], &["--aggregate", "order-1"]] {
         // Who else is a tenant is told to those who ask for it.
-        let told = explain(dir, &[of, &["--tenant", "initech"]].concat()).code(4).err;
-        assert!(!told.contains("acme") && told.contains("--all-tenants"), "{told}");
-        let told = explain(dir, &[of, &["--all-tenants"]].concat()).code(4).err;
-        assert!(told.contains("the ledger knows one of tenant acme"), "{told}");
-        let told = explain(dir, &[of, &["--tenant", "acme"]].concat()).code(0).out;
-        assert!(told.contains("tenant acme") && told.contains("done"), "{told}");
+        let stderr = explain(dir, &[of, &["--tenant", "initech"]].concat()).code(4).err;
+        assert!(!stderr.contains("acme") && stderr.contains("--all-tenants"), "{stderr}");
+        let stderr = explain(dir, &[of, &["--all-tenants"]].concat()).code(4).err;
+        assert!(stderr.contains("the ledger knows one of tenant acme"), "{stderr}");
+        let stdout = explain(dir, &[of, &["--tenant", "acme"]].concat()).code(0).out;
+        assert!(stdout.contains("tenant acme") && stdout.contains("done"), "{stdout}");
     }
     let ran = explain(dir, &["e-2", "--json"]).code(4);
     assert_eq!(ran.err_json()["error"]["code"], "not-found");
@@ -286,8 +299,8 @@ fn what_nobody_knows_is_not_found_and_mistakes_are_told() {
     assert!(explain(dir, &[&long]).code(2).err.contains("255"));
     assert!(explain(dir, &["--aggregate", &long]).code(2).err.contains("255"));
     assert!(explain(dir, &["--key", "a b\n"]).code(2).err.contains("key"));
-    let told = explain(dir, &["e-1", "--tenant", "acme", "--html", "no/such/file.html"]).code(3).err;
-    assert!(told.contains("--html no/such/file.html"), "{told}");
+    let stderr = explain(dir, &["e-1", "--tenant", "acme", "--html", "no/such/file.html"]).code(3).err;
+    assert!(stderr.contains("--html no/such/file.html"), "{stderr}");
 }
 
 /// A page that anybody may open: nothing runs, nothing is fetched, nothing private is in it.
@@ -299,8 +312,8 @@ fn the_page_is_one_file_without_scripts_and_links() {
     let command = Sample::Python.handler(dir, UNTIL_FIXED);
     consume(dir, &command, &STRICT).code(0);
     for of in [&["a1"][..], &["--aggregate", "order-1"]] {
-        let told = explain(dir, &[of, &["--html", "page.html"]].concat()).code(0).out;
-        assert!(told.contains("page.html is written"), "{told}");
+        let stdout = explain(dir, &[of, &["--html", "page.html"]].concat()).code(0).out;
+        assert!(stdout.contains("page.html is written"), "{stdout}");
         let page = std::fs::read_to_string(dir.join("page.html")).unwrap();
         for part in ["<script", "http://", "https://", "src=", "href=", "url(", "@import", "s3cret"] {
             assert!(!page.contains(part), "{part}: {page}");
@@ -372,8 +385,8 @@ fn hostile_names_stay_text_in_every_format() {
             assert_eq!(page.matches("</title>").count(), 1, "{page}");
         }
     }
-    let told = explain(dir, &["\u{1b}[2J\u{202e}nobody"]).code(4).err;
-    assert!(!told.contains(is_unsafe) && told.contains("\\u{1b}[2J"), "{told:?}");
+    let stderr = explain(dir, &["\u{1b}[2J\u{202e}nobody"]).code(4).err;
+    assert!(!stderr.contains(is_unsafe) && stderr.contains("\\u{1b}[2J"), "{stderr:?}");
 }
 
 /// A reason quotes what failed: passwords and tokens in it are masked in every format, and a page has no reason at all.
@@ -386,8 +399,8 @@ fn t356_secrets_in_reasons_are_not_shown() {
     let command = Sample::Python.handler(dir, handler);
     consume(dir, &command, &STRICT).code(0);
     for format in [&[][..], &["--md"], &["--json"]] {
-        let told = explain(dir, &[&["a1"], format].concat()).code(0).out;
-        assert!(!told.contains("hunter2") && told.contains("of order 17"), "{told}");
+        let stdout = explain(dir, &[&["a1"], format].concat()).code(0).out;
+        assert!(!stdout.contains("hunter2") && stdout.contains("of order 17"), "{stdout}");
     }
     explain(dir, &["a1", "--html", "page.html"]).code(0);
     let page = std::fs::read_to_string(dir.join("page.html")).unwrap();
@@ -407,8 +420,8 @@ fn t357_a_page_replaces_files_only() {
     produce(dir, &line("a1", 1, ""));
     consume(dir, &Sample::Python.handler(dir, UNTIL_FIXED), &STRICT).code(0);
     std::fs::create_dir(dir.join("folder")).unwrap();
-    let told = explain(dir, &["a1", "--html", "folder"]).code(2).err;
-    assert!(told.contains("--html folder is no file"), "{told}");
+    let stderr = explain(dir, &["a1", "--html", "folder"]).code(2).err;
+    assert!(stderr.contains("--html folder is not a file"), "{stderr}");
     std::fs::write(dir.join("real.html"), "old").unwrap();
     std::os::unix::fs::symlink("real.html", dir.join("link.html")).unwrap();
     explain(dir, &["a1", "--html", "link.html"]).code(0);
@@ -420,4 +433,90 @@ fn t357_a_page_replaces_files_only() {
     explain(dir, &["a1", "--html", "loose.html"]).code(2);
     let names = std::fs::read_dir(dir).unwrap().map(|one| one.unwrap().file_name().into_string().unwrap());
     assert!(names.filter(|name| name.contains("part")).count() == 0, "nothing is left");
+}
+
+/// The sum of a counter's lines with these labels, in the text that Prometheus reads.
+fn metric(text: &str, name: &str, labels: &[&str]) -> u64 {
+    let lines =
+        text.lines().filter(|line| line.starts_with(name) && labels.iter().all(|of| line.contains(of)));
+    lines.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
+}
+
+/// What the window filters is an effect that was not done twice: counted by day, in the metrics, and shown.
+#[test]
+fn what_the_window_prevents_is_counted_and_scraped() {
+    // More than are logged at once.
+    const EVENTS: u64 = 1000;
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let lines: Vec<_> = (0..EVENTS).map(|n| format!("{{\"event_id\":\"e-{n}\"}}\n")).collect();
+    let lines = lines.concat();
+    produce(dir, &lines);
+    let command = Sample::Python.handler(dir, "effect(request['id'])");
+    let args = consume_args(&command, &["--window", "memory:", "--metrics", "m.prom"]);
+    let consumer = hapax(dir, &args).spawn().unwrap();
+    wait_until("all are done", || effects(dir).len() as u64 == EVENTS);
+    produce(dir, &lines);
+    let stats = || run(dir, &["stats", "--json"]).code(0).json();
+    wait_until("all repeats are counted", || stats()["count"] == EVENTS);
+    let stop = std::process::Command::new("kill").args(["-TERM", &consumer.id().to_string()]).status();
+    assert!(stop.unwrap().success());
+    let ran: Ran = consumer.wait_with_output().unwrap().into();
+    let ran = ran.code(143);
+    assert_eq!(effects(dir).len() as u64, EVENTS, "{}", ran.out);
+    let (text, stats) = (std::fs::read_to_string(dir.join("m.prom")).unwrap(), stats());
+    let prevented = |layer: &str| {
+        let label = format!("layer=\"{layer}\"");
+        metric(&text, "dedup_prevented_total", &[&label, "consumer_scope_id=\"mailer\""])
+    };
+    let of_day = |layer: &str| -> u64 {
+        let rows = stats["prevented"].as_array().unwrap().iter().filter(|row| row["layer"] == layer);
+        rows.map(|row| row["count"].as_u64().unwrap()).sum()
+    };
+    assert!(prevented("window") > 0, "the window prevents nothing: {text}");
+    assert_eq!(prevented("window") + prevented("claims"), EVENTS, "{text}");
+    assert_eq!((prevented("window"), prevented("claims")), (of_day("window"), of_day("claims")), "{stats}");
+    assert_eq!((prevented("window"), prevented("claims")), (count(&ran, "window"), count(&ran, "duplicate")));
+    let unlogged = metric(&text, "dedup_unlogged_skips_total", &[]);
+    let not_in_the_log = stats["unlogged_skips"].as_u64().unwrap();
+    assert!(unlogged > 0 && unlogged <= not_in_the_log, "{unlogged} of {not_in_the_log}: {text}");
+    let life = explain(dir, &["e-0", "--json"]).code(0).json();
+    assert!(whats(&life).contains(&"done"), "{life:#}");
+}
+
+/// A delivery that was skipped is a step, with its reason and its record; what was not done twice is counted and summed.
+#[test]
+fn skipped_deliveries_are_shown_and_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let paid = "{\"event_id\":\"e-1\",\"do\":\"\",\"amount\":12.50}\n";
+    produce(dir, &paid.repeat(9));
+    let command = Sample::Python.handler(dir, UNTIL_FIXED);
+    let ran = consume(dir, &command, &["--set", "ledger.value=/amount"]).code(0);
+    assert_eq!((count(&ran, "done"), count(&ran, "duplicate")), (1, 8), "{}", ran.out);
+    let life = explain(dir, &["e-1", "--json"]).code(0).json();
+    let skips: Vec<_> = whats(&life).into_iter().filter(|what| what.contains("skipped")).collect();
+    assert_eq!(skips.len(), 7, "{life:#}");
+    assert!(skips.contains(&"and skipped 2 times more between"), "{life:#}");
+    let skip = step(&life, "skipped: it took effect before");
+    assert_eq!((&skip["name"], &skip["facts"]["topic"]), (&json!("mailer"), &json!("orders")), "{skip}");
+    assert!(is_stamp(&skip["at"]) && skip["facts"]["offset"].is_u64(), "{skip}");
+    let missing = life["not_recorded"].as_str().unwrap();
+    assert!(missing.contains("more than 7 days ago") && !missing.contains("dropped"), "{missing}");
+    let stats = run(dir, &["stats", "--json"]).code(0).json();
+    assert_eq!(
+        (&stats["count"], &stats["valued"], &stats["value"]),
+        (&json!(8), &json!(8), &json!("100")),
+        "{stats}"
+    );
+    assert_eq!(stats["prevented"][0]["layer"], "claims", "{stats}");
+    let text = run(dir, &["stats"]).code(0).out;
+    assert!(
+        text.starts_with("8 effects were not done twice since ") && text.contains(", worth 100"),
+        "{text}"
+    );
+    let none = run(dir, &["stats", "--json", "--scope", "other"]).code(0).json();
+    assert_eq!(none["count"], 0, "{none}");
+    run(dir, &["stats", "--days", "0"]).code(2);
+    run(dir, &["stats", "--set", "ledger.value=amount"]).code(2);
 }

@@ -192,7 +192,7 @@ fn signals_have_their_codes() {
     for (signal, code) in [("-INT", 130), ("-TERM", 143)] {
         let mut child = hapax(dir.path(), &["filter"]).stdin(Stdio::piped()).spawn().unwrap();
         // A line through it shows that it is up.
-        let mut stdin = child.stdin.take().unwrap(); // `wait` would close it, and the end of input is no signal
+        let mut stdin = child.stdin.take().unwrap(); // `wait` would close it, and the end of input is not a signal
         stdin.write_all(b"{\"event_id\":1}\n").unwrap();
         child.stdout.as_mut().unwrap().read_exact(&mut [0; 15]).unwrap();
         let id = child.id().to_string();

@@ -102,12 +102,15 @@ fn what_is_not_as_expected_is_refused_with_a_sentence() {
     assert!(ran.err.contains("must say which seq"), "{}", ran.err);
     let stat = run(dir, &["--json", "journal", "stat"]).code(0).json();
     assert_eq!(stat["events"], 5, "nothing of it was stored");
-    for (journal, told) in [
+    for (journal, expected) in [
         ("memory:", "would end with this command"),
         ("tape:x", "journal.url takes"),
         ("dir:", "journal.url takes"),
     ] {
-        assert!(run(dir, &["--journal", journal, "journal", "stat"]).code(2).err.contains(told), "{journal}");
+        assert!(
+            run(dir, &["--journal", journal, "journal", "stat"]).code(2).err.contains(expected),
+            "{journal}"
+        );
     }
 }
 
@@ -223,7 +226,7 @@ fn server() -> String {
 
 /// Whoever reads is told that it is not the end where someone has not committed yet.
 #[test]
-fn a_hole_is_told() {
+fn a_hole_is_reported() {
     use hapax::backend::postgres::{PgJournal, PgJournalSettings};
     use hapax::journal::{Append, Expected, Journal as _};
     let dir = tempfile::tempdir().unwrap();
@@ -258,7 +261,7 @@ fn a_hole_is_told() {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(tell);
 }
 
-/// What cannot be opened is told in a sentence for people: no line of a server's source, no XML.
+/// What cannot be opened gets a sentence for people: no line of a server's source, no XML.
 #[test]
 fn a_database_that_is_missing_and_a_credential_that_is_wrong_get_a_sentence() {
     let dir = tempfile::tempdir().unwrap();
@@ -321,9 +324,9 @@ fn a_relay_says_what_does_nothing_and_status_says_whose_aggregate_is_parked() {
         command
     };
     let relay = ["relay", "run", "--topic", "orders", "--create", "1", "--once"];
-    let told = "relay.lookback_s does nothing here";
+    let message = "relay.lookback_s does nothing here";
     let ran = Ran::from(command(&relay).env("HAPAX_RELAY_LOOKBACK_S", "5").output().unwrap()).code(0);
-    assert_eq!(ran.err.matches(told).count(), 1, "{}", ran.err);
+    assert_eq!(ran.err.matches(message).count(), 1, "{}", ran.err);
     assert!(!ran.err.contains("relay.lookback_max"), "{}", ran.err);
     let ran = Ran::from(command(&relay).output().unwrap()).code(0);
     assert!(!ran.err.contains("does nothing here"), "{}", ran.err);

@@ -87,7 +87,7 @@ fn keys_are_listed_in_pages_and_shown_without_their_bodies() {
     assert_eq!(names(&keys(dir, &["ls", "--json", "--tenant", "acme/1", "--open"]).code(0)), ["k4"]);
     let table = keys(dir, &["ls"]).code(0);
     assert!(table.out.contains("outcome-unknown") && table.out.contains("201"), "{}", table.out);
-    assert!(keys(dir, &["ls", "--after", "nonsense"]).code(2).err.contains("no cursor"));
+    assert!(keys(dir, &["ls", "--after", "nonsense"]).code(2).err.contains("not a cursor"));
     // The body may be private.
     let shown = keys(dir, &["show", "--tenant", "acme/1", "k1"]).code(0);
     assert!(shown.out.contains("/orders/17") && !shown.out.contains("secret body"), "{}", shown.out);

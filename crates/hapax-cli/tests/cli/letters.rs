@@ -184,3 +184,51 @@ fn doctor_says_what_is_wrong() {
     let table = run(dir, &["doctor"]).code(0);
     assert!(table.out.contains("embedded answers"), "{}", table.out);
 }
+
+/// Every decision shows first what it does to each event, and why; of those that match, some may stay.
+#[test]
+fn decisions_show_first_what_they_do_to_each_event() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    broken(dir);
+    let outcomes = |args: &[&str]| {
+        let ran = run(
+            dir,
+            &[args, &["--scope", "mailer", "--all", "--reason", "r", "--dry-run", "--json"]].concat(),
+        );
+        let entries = ran.code(0).json()["entries"].as_array().unwrap().clone();
+        let outcome = |entry: &serde_json::Value| {
+            let text = |name: &str| entry[name].as_str().unwrap().to_owned();
+            (text("id"), entry["changes"] == true, text("outcome"))
+        };
+        entries.iter().map(outcome).collect::<Vec<_>>()
+    };
+    let runs = "runs again now, its attempts count from 0";
+    let both =
+        |what: &str| vec![("a1".to_owned(), true, what.to_owned()), ("b".to_owned(), true, what.to_owned())];
+    let mut redrive = outcomes(&["dead", "redrive"]);
+    redrive.sort();
+    assert_eq!(redrive, both(runs));
+    let mut dropped = outcomes(&["dead", "drop"]);
+    dropped.sort();
+    assert_eq!(dropped, both("is lost: its bytes are deleted, its aggregate goes on past it"));
+    assert_eq!(outcomes(&["parked", "resume"]), [("a1".to_owned(), true, runs.to_owned())]);
+    let skip = outcomes(&["parked", "skip"]);
+    let past = "stays parked, its aggregate goes on past what it waits behind";
+    assert_eq!(skip, [("a2".to_owned(), true, past.to_owned())]);
+    // The aggregate moves past its dead event, which then stays, while the other runs.
+    let all = ["--scope", "mailer", "--all", "--reason", "r", "--yes", "--json"];
+    run(dir, &[&["parked", "skip"], &all[..]].concat()).code(0);
+    let done = run(dir, &[&["dead", "redrive"], &all[..]].concat()).code(0).json();
+    let entries = done["entries"].as_array().unwrap();
+    let of = |id: &str| entries.iter().find(|entry| entry["id"] == id).unwrap();
+    assert_eq!(
+        (&of("b")["changes"], &of("b")["after"]["state"]),
+        (&true.into(), &"retry".into()),
+        "{done:#}"
+    );
+    assert_eq!(of("a1")["changes"], false, "{done:#}");
+    assert!(of("a1")["outcome"].as_str().unwrap().starts_with("stays: it needs "), "{done:#}");
+    // One that is named and cannot be changed is a mistake.
+    run(dir, &["dead", "redrive", "--scope", "mailer", "--reason", "r", "--yes", "a1"]).code(4);
+}

@@ -2,6 +2,7 @@
 
 mod common;
 
+mod audit;
 mod basics;
 mod client_analytics;
 mod consume;
@@ -21,6 +22,7 @@ mod letters;
 mod messages;
 mod modules;
 mod newcomer;
+mod plan;
 mod probe;
 mod project;
 mod query;
@@ -43,5 +45,6 @@ mod serve_tokens;
 mod state;
 mod texts;
 mod token;
+mod top;
 mod traces;
 mod verify;

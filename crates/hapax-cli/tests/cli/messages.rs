@@ -8,7 +8,7 @@ use crate::common::{run, run_with};
 
 /// The first line on standard error.
 #[track_caller]
-fn told(dir: &std::path::Path, args: &[&str], code: i32) -> String {
+fn message_of(dir: &std::path::Path, args: &[&str], code: i32) -> String {
     let ran = run(dir, args).code(code);
     ran.err.lines().next().unwrap_or_default().to_owned()
 }
@@ -32,8 +32,8 @@ fn a_store_without_what_is_asked_for_says_what_makes_it() {
         ),
         ("keys", "there is no store of keys in jj/journal.db yet", "`hapax --data jj keys init` makes one"),
     ] {
-        let told = told(dir, &["--data", "jj", command, "ls"], 3);
-        assert!(told.starts_with(&format!("hapax: {thing}")) && told.ends_with(makes), "{told}");
+        let text = message_of(dir, &["--data", "jj", command, "ls"], 3);
+        assert!(text.starts_with(&format!("hapax: {thing}")) && text.ends_with(makes), "{text}");
     }
 }
 
@@ -42,14 +42,14 @@ fn files_and_directories_that_are_something_else_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     std::fs::write(dir.join("afile"), "notes, and longer than the header of a database ".repeat(20)).unwrap();
-    let text = told(dir, &["--data", "afile", "modules", "ls"], 2);
+    let text = message_of(dir, &["--data", "afile", "modules", "ls"], 2);
     assert_eq!(text, "hapax: --data afile is a file; it must be a directory");
     for args in [
         ["--journal", "sqlite:afile", "journal", "stat"],
         ["--ledger", "sqlite:afile", "ledger", "stat"],
         ["--journal", "sqlite:afile", "modules", "ls"],
     ] {
-        let text = told(dir, &args, 2);
+        let text = message_of(dir, &args, 2);
         assert!(
             text.starts_with("hapax: configuration: afile is not an SQLite database"),
             "{args:?}: {text}"
@@ -58,14 +58,14 @@ fn files_and_directories_that_are_something_else_are_named() {
 }
 
 #[test]
-fn settings_are_told_as_they_were_given() {
+fn settings_are_reported_as_they_were_given() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    let text = told(dir, &["--set", "keys.retention_days=0", "config", "show"], 2);
+    let text = message_of(dir, &["--set", "keys.retention_days=0", "config", "show"], 2);
     assert!(text.contains("--set keys.retention_days=0 is not allowed: it takes a whole number"), "{text}");
     std::fs::write(dir.join("d.toml"), "# ours\n[serve]\nlisten = \"nowhere\"\n").unwrap();
     let text = refused(dir, &["--config", "d.toml"]).code(2).err;
-    assert!(text.contains("d.toml line 3: serve.listen = \"nowhere\" is no ADDRESS:PORT"), "{text}");
+    assert!(text.contains("d.toml line 3: serve.listen = \"nowhere\" is not an ADDRESS:PORT"), "{text}");
     let same = ["--listen", "127.0.0.1:7099", "--admin-listen", "127.0.0.1:7099"];
     let text = refused(dir, &same).code(2).err;
     assert!(text.contains("--listen and --admin-listen are the same address (127.0.0.1:7099)"), "{text}");
@@ -78,13 +78,13 @@ fn settings_are_told_as_they_were_given() {
 fn a_server_that_refuses_is_named_with_its_port() {
     let dir = tempfile::tempdir().unwrap();
     for url in ["postgres://nobody@127.0.0.1:1/none", "redis://127.0.0.1:1"] {
-        let text = told(dir.path(), &["--ledger", url, "ledger", "stat"], 3);
+        let text = message_of(dir.path(), &["--ledger", url, "ledger", "stat"], 3);
         assert!(text.contains("127.0.0.1:1") && text.contains("refused"), "{text}");
     }
 }
 
 #[test]
-fn a_request_with_a_mistake_is_told_which() {
+fn a_request_with_a_mistake_is_reported_which() {
     let dir = tempfile::tempdir().unwrap();
     run(dir.path(), &["modules", "create", "orders"]).code(0);
     let server = Server::start(dir.path(), &[]);

@@ -30,7 +30,7 @@ fn modules_are_made_once_and_listed() {
 }
 
 #[test]
-fn bad_names_and_places_are_told_in_a_sentence_and_make_nothing() {
+fn bad_names_and_places_are_refused_with_a_sentence_and_make_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     for slug in ["Orders", "1st", "a-b", "x; drop schema hapax", "../x", &"a".repeat(49), "é"] {
@@ -77,4 +77,21 @@ fn the_owner_makes_modules_and_grants_the_app_its_rights() {
     place.owner_runs(&format!("alter table module_{}.records no force row level security", place.slug));
     let bad = run(dir, &[&place.as_owner()[..], &["modules", "ls"]].concat()).code(1);
     assert!(bad.out.contains("row security is not forced") && bad.err.contains("1 module is"), "{}", bad.err);
+}
+
+/// The roles and the tables are there, but nobody has run the grants: the server says which commands print them.
+#[test]
+#[cfg(feature = "postgres")]
+fn t394_a_role_without_rights_is_told_which_commands_print_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let place = crate::common::roles::Postgres::new(dir);
+    place.owner_runs(&format!("revoke all on schema {} from {}", place.schema, place.app));
+    let told = place.refused(&[]).err;
+    assert!(told.contains("hapax modules grants") && told.contains("hapax ledger grants"), "{told}");
+    let of = |url: &str, role: &str| run(dir, &["ledger", "grants", "--ledger", url, "--app-role", role]);
+    let sql = of("postgres://localhost/app", "app").code(0).out;
+    assert!(sql.contains("grant usage on schema hapax to app;"), "{sql}");
+    assert!(of("postgres://localhost/app", "app; drop").code(2).out.is_empty());
+    assert!(of("sqlite:ledger.db", "app").code(2).err.contains("PostgreSQL"));
 }

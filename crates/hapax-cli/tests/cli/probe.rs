@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -85,6 +86,8 @@ enum Keeps {
     AndRefuses(u16),
     /// One effect for each key, which must not be quoted.
     OnlyBare,
+    /// One effect for each key, and the keys are in memory only.
+    UntilItsEnd,
 }
 
 #[derive(Default)]
@@ -93,13 +96,20 @@ struct Service {
     counted: AtomicUsize,
     requests: AtomicUsize,
     stored: Mutex<HashMap<String, usize>>,
+    /// Of a service that is restarted: the file with which a command asks for that.
+    restart: Mutex<Option<PathBuf>>,
 }
 
 /// A service as many are: it counts its effects at `GET /count`.
 fn service(keeps: Keeps) -> String {
+    restartable(keeps, None)
+}
+
+/// The same, with a file that means a restart while it is there: it answers 503, and forgets its keys.
+fn restartable(keeps: Keeps, restart: Option<PathBuf>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let service = Arc::new(Service::default());
+    let service = Arc::new(Service { restart: Mutex::new(restart), ..Service::default() });
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let service = service.clone();
@@ -144,6 +154,12 @@ fn answer(mut stream: TcpStream, keeps: Keeps, service: &Arc<Service>) {
 impl Service {
     fn write(self: &Arc<Self>, keeps: Keeps, key: Option<&str>) -> (u16, Option<String>, String) {
         let request = self.requests.fetch_add(1, Ordering::SeqCst);
+        if self.restart.lock().unwrap().as_ref().is_some_and(|file| std::fs::remove_file(file).is_ok()) {
+            if keeps == Keeps::UntilItsEnd {
+                self.stored.lock().unwrap().clear();
+            }
+            return (503, None, "{}".to_owned());
+        }
         if keeps == Keeps::OnlyBare && key.is_none_or(|key| key.contains('"')) {
             return (400, None, r#"{"error":"the key must be a UUID"}"#.to_owned());
         }
@@ -226,14 +242,14 @@ fn a_naive_service_is_found_to_double() {
 }
 
 #[test]
-fn what_cannot_be_probed_is_told_in_a_sentence() {
+fn what_cannot_be_probed_is_refused_with_a_sentence() {
     let dir = tempfile::tempdir().unwrap();
     for (args, code, says) in [
         (&["https://h/"][..], 2, "https"),
-        (&["h"], 2, "no http URL"),
+        (&["h"], 2, "not an http URL"),
         (&["http://h", "--header", "x"], 2, "NAME: VALUE"),
         (&["http://h", "--header", "Idempotency-Key: 1"], 2, "makes the keys itself"),
-        (&["http://h", "--method", "a b"], 2, "no method"),
+        (&["http://h", "--method", "a b"], 2, "not a method"),
         (&["http://127.0.0.1:1/"], 3, "gives no answer"),
         (&["http://h", "--ledger", "x"], 2, "--ledger"),
     ] {
@@ -346,4 +362,76 @@ fn a_probe_ends_in_time() {
     let url = format!("http://{}/orders", service(Keeps::Afterwards));
     let ran = run(dir.path(), &["probe", &url, "--within", "100ms"]).code(3);
     assert!(ran.err.contains("--within") && ran.err.lines().count() == 1, "{}", ran.err);
+}
+
+/// Every other check finds keys in memory well: they are forgotten when the process ends.
+#[test]
+fn keys_that_end_with_the_process_are_found_by_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("restart");
+    let restart = format!("touch '{}'", file.display());
+    // The kill may come before the service has read the request: then nothing was forgotten.
+    for (keeps, counts, code, found_restart, found_kill) in [
+        (Keeps::UntilItsEnd, false, 1, "doubles", &["unknown"][..]),
+        (Keeps::UntilItsEnd, true, 1, "doubles", &["doubles", "ok"]),
+        (Keeps::AndNames, true, 0, "ok", &["ok"]),
+    ] {
+        let address = restartable(keeps, Some(file.clone()));
+        let (url, count) = (format!("http://{address}/orders"), format!("http://{address}/count"));
+        let args = ["probe", &url, "--body", r#"{"n":1}"#, "--json", "--count", &count];
+        let args = &args[..if counts { 7 } else { 5 }];
+        let ran = run(dir.path(), args).code(0);
+        assert_eq!(verdicts(&ran).get("restart"), None, "{}", ran.out);
+        let ran = run(dir.path(), &[args, &["--restart", &restart]].concat()).code(code);
+        let found = verdicts(&ran);
+        assert_eq!(
+            (found["retry"].as_str(), found["restart"].as_str()),
+            ("ok", found_restart),
+            "{}",
+            ran.out
+        );
+        assert!(found_kill.contains(&found["kill"].as_str()), "{}", ran.out);
+    }
+    let url = format!("http://{}/orders", service(Keeps::AndNames));
+    let ran = run(dir.path(), &["probe", &url, "--restart", "exit 7"]).code(4);
+    assert!(ran.err.contains("--restart") && ran.err.contains('7'), "{}", ran.err);
+}
+
+/// Our own server, which is killed with SIGKILL and started again.
+#[test]
+fn the_server_knows_a_write_after_a_kill() {
+    let dir = tempfile::tempdir().unwrap();
+    run(dir.path(), &["modules", "create", "orders"]).code(0);
+    let mut server = Server::start(dir.path(), &[]);
+    let orders = format!("http://{}/v1/modules/orders/records", server.address);
+    let (count, pid) = (format!("{orders}?limit=1000"), dir.path().join("pid"));
+    std::fs::write(&pid, server.child.id().to_string()).unwrap();
+    let restart = format!(
+        "cd '{}' && kill -9 $(cat pid) && {{ '{}' serve --listen {} & echo $! > pid; }}",
+        dir.path().display(),
+        env!("CARGO_BIN_EXE_hapax"),
+        server.address
+    );
+    let ran = run(
+        dir.path(),
+        &[
+            "probe",
+            &orders,
+            "--body",
+            r#"{"payload": {"amount": 7}}"#,
+            "--count",
+            &count,
+            "--count-at",
+            "/records",
+            "--restart",
+            &restart,
+            "--json",
+        ],
+    );
+    // The last one that was started is nobody's child here.
+    let last = std::fs::read_to_string(&pid).unwrap();
+    assert!(std::process::Command::new("kill").args(["-9", last.trim()]).status().unwrap().success());
+    assert_eq!(server.ended(), None, "the first one was killed");
+    let found = verdicts(&ran.code(0));
+    assert_eq!((found["restart"].as_str(), found["kill"].as_str()), ("ok", "ok"), "{found:?}");
 }

@@ -1,4 +1,4 @@
-//! `hapax project`: a cache that follows records, is rebuilt and compared; and what is told when it cannot.
+//! `hapax project`: a cache that follows records, is rebuilt and compared; and what it says when it cannot.
 #![cfg(feature = "redis")]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
@@ -28,15 +28,15 @@ fn valkey(commands: &[&str]) -> Vec<String> {
     let mut stream = std::net::TcpStream::connect(server().strip_prefix("redis://").unwrap()).unwrap();
     let mut answers = BufReader::new(stream.try_clone().unwrap());
     let select = format!("SELECT {DATABASE}");
-    let mut told = Vec::new();
+    let mut lines = Vec::new();
     for command in std::iter::once(select.as_str()).chain(commands.iter().copied()) {
         write!(stream, "{command}\r\n").unwrap();
         let mut line = String::new();
         answers.read_line(&mut line).unwrap();
         assert!(!line.starts_with('-'), "{command}: {line}");
-        told.push(line.trim().to_owned());
+        lines.push(line.trim().to_owned());
     }
-    told
+    lines
 }
 
 fn project(dir: &Path, command: &str, more: &[&str]) -> Ran {
@@ -74,12 +74,13 @@ fn a_cache_follows_records_and_can_be_compared_and_rebuilt() {
         run(dir, &query).code(0);
     }
     drop(served); // its pulses would keep the topic from ever being idle
-    let told = project(dir, "run", &["--to", &to, "--until-idle", "1"]).code(0).err;
-    assert!(told.contains("done"), "{told}");
+    let stderr = project(dir, "run", &["--to", &to, "--until-idle", "1"]).code(0).err;
+    assert!(stderr.contains("done"), "{stderr}");
     let again = project(dir, "run", &["--to", &to, "--until-idle", "1", "--json"]).code(0).json();
     assert!(again["deliveries"]["done"].is_null(), "nothing is left to do: {again}");
     let verified = project(dir, "verify", &["--to", &to, "--json"]).code(0).json();
     assert_eq!((&verified["records"], &verified["differences"]), (&json!(3), &json!(0)), "{verified}");
+    explain_says_what_a_cache_has(dir, &to, &ids);
     let status = project(dir, "status", &["--to", &to, "--json"]).code(0).json();
     assert_eq!(status["behind"], 0, "{status}");
     assert!(status["scope"].as_str().unwrap().starts_with("projection_worker:cache:"), "{status}");
@@ -96,26 +97,69 @@ fn a_cache_follows_records_and_can_be_compared_and_rebuilt() {
     let differs = project(dir, "verify", &["--to", &to, "--wait", "100ms"]).code(1).out;
     assert!(differs.contains(&format!("{}: missing", ids[0])), "{differs}");
     assert!(differs.contains("never written") && differs.contains("2 differ"), "{differs}");
-    let rebuilt = project(dir, "rebuild", &["--to", &to]).code(0).out;
+    let rebuilt = project(dir, "rebuild", &["--to", &to, "--by", "ada", "--reason", "ticket 7"]).code(0).out;
     assert!(rebuilt.contains("3 changes of 3 records applied, 0 rejected"), "{rebuilt}");
+    let audit = run(dir, &["--json", "audit", "ls", "--action", "project.", "--data", "d"]).code(0).json();
+    let row = &audit["audit"][0];
+    assert_eq!((&row["action"], &row["who"]), (&json!("project.rebuild"), &json!("ada")), "{audit}");
+    assert!(row["target"].as_str().unwrap().starts_with("cache:"), "{audit}");
     valkey(&[&format!("DEL {forged}")]);
     project(dir, "verify", &["--to", &to]).code(0);
     valkey(&["FLUSHDB"]);
 }
 
+/// What `hapax explain` says of three records of which the second was written twice; the third one is taken from
+/// the cache and put back.
+fn explain_says_what_a_cache_has(dir: &Path, to: &str, ids: &[String]) {
+    let setting = format!("projection.url={to}");
+    let said = |id: &str| {
+        let aggregate = format!("orders/{id}");
+        let args = ["explain", "--aggregate", &aggregate, "--data", "d", "--json", "--set", &setting];
+        let told = run(dir, &args).code(0).json();
+        let steps = told["steps"].as_array().unwrap().clone();
+        let step = steps.into_iter().find(|step| step["layer"] == "projection");
+        step.unwrap_or_else(|| panic!("nothing of the projection: {told:#}"))
+    };
+    let step = said(&ids[1]);
+    assert_eq!((&step["what"], &step["at"]), (&json!("it has the record at seq 2"), &Value::Null), "{step}");
+    assert!(step["name"].as_str().unwrap().contains("cache") && step["facts"]["generation"] == 1, "{step}");
+    let of =
+        |what: &str| format!("hapax:cache:{{00000000-0000-0000-0000-000000000000:orders:{}}}:{what}", ids[2]);
+    // As an expiry does, which takes the value and leaves the version.
+    let (value, version) = (of("value"), of("version"));
+    valkey(&[&format!("RENAME {value} hapax-test:value")]);
+    assert_eq!(said(&ids[2])["what"], "it is at seq 1 of the record, whose content has expired there");
+    let deleted = format!("SET {version} {:020}D", (1_u64 << 48) + 2);
+    valkey(&[&format!("RENAME {version} hapax-test:version"), &deleted]);
+    assert_eq!(said(&ids[2])["what"], "it is at seq 2, with which the record was deleted");
+    // A deleted record with a value contradicts itself.
+    valkey(&[&format!("RENAME hapax-test:value {value}")]);
+    let step = said(&ids[2]);
+    assert_eq!(step["what"], "what it has of the record cannot be read");
+    assert!(step["facts"]["reason"].is_string(), "{step}");
+    valkey(&[&format!("RENAME hapax-test:version {version}")]);
+    assert_eq!(said(&ids[2])["what"], "it has the record at seq 1");
+    // One that is away is a line of the report, and an exit code.
+    let aggregate = format!("orders/{}", ids[0]);
+    let away = ["--set", "projection.url=cache:redis://127.0.0.1:1"];
+    let args = [&["explain", "--aggregate", &aggregate, "--data", "d"], &away[..]].concat();
+    let told = run(dir, &args).code(3);
+    assert!(told.out.contains("projection") && told.out.contains("appended as seq 1"), "{}", told.out);
+}
+
 /// A sentence that says what is wrong and what to write, and nothing is made.
 #[test]
-fn what_cannot_be_projected_to_is_told() {
+fn what_cannot_be_projected_to_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    for (to, code, told) in [
+    for (to, code, expected) in [
         ("mysql://db", 2, "cache:redis://HOST:PORT or opensearch:http://HOST:PORT/ALIAS"),
         ("opensearch:http://localhost:9200", 2, "http://HOST:PORT/ALIAS"),
         ("cache:redis://127.0.0.1:1", 3, "127.0.0.1:1"),
         ("opensearch:http://me:secret@127.0.0.1:1/records", 3, "127.0.0.1:1"),
     ] {
         let ran = project(dir, "run", &["--to", to]).code(code);
-        assert!(ran.err.contains(told) && !ran.err.contains("secret"), "{to}: {}", ran.err);
+        assert!(ran.err.contains(expected) && !ran.err.contains("secret"), "{to}: {}", ran.err);
     }
     let missing = project(dir, "verify", &[]).code(3).err;
     assert!(missing.contains("no journal"), "{missing}");
@@ -151,10 +195,10 @@ fn t350_a_rebuild_after_a_sweep_is_refused_and_an_empty_index_is_not_made() {
     drop(served);
     project(dir, "run", &["--to", &to, "--create", "--until-idle", "1"]).code(0);
     run(dir, &["journal", "sweep", "--older-than", "1ms", "--yes", "--data", "d"]).code(0);
-    let told = project(dir, "rebuild", &["--to", &to]).code(1).err;
-    assert!(told.contains("and of 2 other records") && told.contains("archive"), "{told}");
-    let told = project(dir, "verify", &["--to", &to]).code(0).out;
-    assert!(told.contains("3 records compared, all equal"), "{told}");
+    let stderr = project(dir, "rebuild", &["--to", &to]).code(1).err;
+    assert!(stderr.contains("and of 2 other records") && stderr.contains("archive"), "{stderr}");
+    let stdout = project(dir, "verify", &["--to", &to]).code(0).out;
+    assert!(stdout.contains("3 records compared, all equal"), "{stdout}");
     // The index is lost. An empty one would lack what was applied.
     let removed = format!("{engine}/{alias}-*?allow_no_indices=true");
     let index = std::process::Command::new("curl")
@@ -165,8 +209,8 @@ fn t350_a_rebuild_after_a_sweep_is_refused_and_an_empty_index_is_not_made() {
     let index = index.as_object().unwrap().keys().next().unwrap().clone();
     let remove = ["-sS", "-X", "DELETE", &format!("{engine}/{index}")].map(str::to_owned);
     assert!(std::process::Command::new("curl").args(remove).status().unwrap().success());
-    let told = project(dir, "run", &["--to", &to, "--create", "--until-idle", "1"]).code(4).err;
-    assert!(told.contains("has applied events already") && told.contains("project rebuild"), "{told}");
+    let stderr = project(dir, "run", &["--to", &to, "--create", "--until-idle", "1"]).code(4).err;
+    assert!(stderr.contains("has applied events already") && stderr.contains("project rebuild"), "{stderr}");
     project(dir, "status", &["--to", &to]).code(1);
     let left = std::process::Command::new("curl").args(["-sS", &removed]).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&left.stdout).trim(), "{}", "nothing was made");

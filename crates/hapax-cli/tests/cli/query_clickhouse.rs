@@ -94,8 +94,8 @@ fn what_is_written_is_counted_once_in_clickhouse() {
     let query = |args: &[&str]| -> Ran {
         run(dir, &[&["query", "records", "--module", "orders", "--data", "d", "--set", &set], args].concat())
     };
-    let told = query(&["--count"]).code(3).err;
-    assert!(told.contains("there is no read model in database") && !told.contains("s3cret"), "{told}");
+    let stderr = query(&["--count"]).code(3).err;
+    assert!(stderr.contains("there is no read model in database") && !stderr.contains("s3cret"), "{stderr}");
     let mut server = Server::start(dir, &["--data", "d", "--set", &set]);
     let mut newest = Value::Null;
     for n in 0..6 {
@@ -117,12 +117,12 @@ fn what_is_written_is_counted_once_in_clickhouse() {
         counts == [3, 3] && tally["groups"][0]["measures"][0]["value"] == json!(0.3)
     });
     wait_until("it is known how current it is", || {
-        let told = query(&["--after", &token, "--sum", "/amount"]).code(0).out;
-        assert!(told.contains("0.6"), "{told}");
-        told.contains("complete up to ")
+        let stdout = query(&["--after", &token, "--sum", "/amount"]).code(0).out;
+        assert!(stdout.contains("0.6"), "{stdout}");
+        stdout.contains("complete up to ")
     });
-    let told = query(&["--count", "--approximate"]).code(0).out;
-    assert!(told.contains("approximate: versions that were replaced or deleted count"), "{told}");
+    let stdout = query(&["--count", "--approximate"]).code(0).out;
+    assert!(stdout.contains("approximate: versions that were replaced or deleted count"), "{stdout}");
     assert_eq!(query(&["--json", "--limit", "4"]).code(0).json()["records"].as_array().unwrap().len(), 4);
     assert_eq!(query(&["--format", "csv"]).code(0).out.lines().count(), 7);
     let whole = ["query", "records", "--module", "orders", "--data", "d", "--format", "parquet"];
@@ -134,8 +134,8 @@ fn what_is_written_is_counted_once_in_clickhouse() {
     query(&["--format", "parquet", "--json"]).code(2);
     let status = run(dir, &["query", "status", "--data", "d", "--json", "--set", &set]).code(0).json();
     assert_eq!(status["rejected"], json!([]), "{status}");
-    let told = run(dir, &["config", "show", "--data", "d", "--set", &set]).code(0).out;
-    assert!(told.contains("clickhouse://hapax:***@") && !told.contains("s3cret"), "{told}");
+    let stdout = run(dir, &["config", "show", "--data", "d", "--set", &set]).code(0).out;
+    assert!(stdout.contains("clickhouse://hapax:***@") && !stdout.contains("s3cret"), "{stdout}");
 }
 
 /// What a read model cannot do, or cannot be, gets a sentence.
@@ -144,33 +144,93 @@ fn a_read_model_that_is_not_there_gets_a_sentence() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let database = Database::new(dir);
-    let told = run(dir, &["query", "schema", "--set", &database.set()]).code(0).out;
+    let stdout = run(dir, &["query", "schema", "--set", &database.set()]).code(0).out;
     assert!(
-        told.contains(
+        stdout.contains(
             "ENGINE = ReplacingMergeTree(_version, _deleted) ORDER BY (tenant_id, module, record_id)"
         ),
-        "{told}"
+        "{stdout}"
     );
     let wrong = format!("analytics.url=clickhouse://hapax:wr0ng@{}/{}", database.host, database.name);
-    let told = refused(dir, &["--data", "d", "--set", &wrong]).code(3).err;
-    assert!(told.contains("password is wrong") && !told.contains("wr0ng"), "{told}");
-    let told = refused(dir, &["--data", "d", "--set", "analytics.url=clickhouse://h/a-b"]).code(2).err;
-    assert!(told.contains("letters, digits and underscores"), "{told}");
-    // A server that is away keeps nobody from working; who asks is told.
+    let stderr = refused(dir, &["--data", "d", "--set", &wrong]).code(3).err;
+    assert!(stderr.contains("password is wrong") && !stderr.contains("wr0ng"), "{stderr}");
+    let stderr = refused(dir, &["--data", "d", "--set", "analytics.url=clickhouse://h/a-b"]).code(2).err;
+    assert!(stderr.contains("letters, digits and underscores"), "{stderr}");
+    // A server that is away keeps nobody from working; whoever asks gets an error.
     let nobody = "analytics.url=clickhouse://127.0.0.1:1/x";
     let away = Server::start(dir, &["--data", "d", "--set", nobody]);
     let path = "/v1/analytics/modules/orders/records";
     request(&away.address, "GET", path, &[], b"").problem(503, "unavailable");
     let asked = ["query", "records", "--module", "orders", "--data", "d", "--set", nobody];
-    let told = run(dir, &asked).code(3).err;
-    assert!(told.contains("127.0.0.1:1 gives no answer"), "{told}");
+    let stderr = run(dir, &asked).code(3).err;
+    assert!(stderr.contains("127.0.0.1:1 gives no answer"), "{stderr}");
     drop(away);
     // The embedded one writes no Parquet, and says who does.
     let server = Server::start(dir, &["--data", "d"]);
-    let told = run(dir, &["query", "records", "--module", "orders", "--data", "d", "--format", "parquet"]);
-    assert!(told.err.contains("one in ClickHouse does"), "{}", told.err);
-    assert_eq!(told.code, Some(2), "{}", told.err);
-    let told = run(dir, &["query", "schema", "--data", "d", "--json"]).code(0).json();
-    assert!(told["statements"][1].as_str().unwrap().contains("hapax_read_row"), "{told}");
+    let said = run(dir, &["query", "records", "--module", "orders", "--data", "d", "--format", "parquet"]);
+    assert!(said.err.contains("one in ClickHouse does"), "{}", said.err);
+    assert_eq!(said.code, Some(2), "{}", said.err);
+    let said = run(dir, &["analytics", "rebuild", "--data", "d"]).code(2).err;
+    assert!(said.contains("remove the model and start the server"), "{said}");
+    let said = run(dir, &["query", "schema", "--data", "d", "--json"]).code(0).json();
+    assert!(said["statements"][1].as_str().unwrap().contains("hapax_read_row"), "{said}");
     drop(server);
+}
+
+/// A record that never was is in the model. A rebuild beside the running server removes it, and the server goes on.
+#[test]
+fn a_read_model_is_built_again_while_it_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let database = Database::new(dir);
+    let set = database.set();
+    run(dir, &["modules", "create", "orders", "--data", "d"]).code(0);
+    let server = Server::start(dir, &["--data", "d", "--set", &set]);
+    for n in 0..5 {
+        create(&server, &format!("k{n}"), &json!({"n": n}));
+    }
+    let hapax = |args: &[&str]| -> Ran { run(dir, &[args, &["--data", "d", "--set", &set]].concat()) };
+    hapax(&["verify", "analytics", "--wait", "60s"]).code(0);
+    database.run(&format!(
+        "INSERT INTO {}.data_records (tenant_id, module, record_id, payload, _version, _deleted, created_at, updated_at) VALUES
+         ('00000000-0000-0000-0000-000000000000', 'orders', '00000000-0000-0000-0000-0000000000ff', '{{}}', {}, 0, now(), now())",
+        database.name,
+        (1_u64 << 48) + 1
+    ));
+    let said = hapax(&["verify", "analytics", "--wait", "1s"]).code(1).out;
+    assert!(said.contains("ghost: ") && said.contains("1 differ"), "{said}");
+    let rebuilt = hapax(&["analytics", "rebuild", "--json"]).code(0).json();
+    assert_eq!(
+        (&rebuilt["rebuilt"], &rebuilt["verified"]["records"]),
+        (&json!("exchanged"), &json!(5)),
+        "{rebuilt}"
+    );
+    let audit = hapax(&["--json", "audit", "ls", "--action", "analytics."]).code(0).json();
+    let row = &audit["audit"][0];
+    assert_eq!((&row["action"], &row["who"]), (&json!("analytics.rebuild"), &json!("tester")), "{audit}");
+    assert!(row["target"].as_str().unwrap().starts_with("clickhouse:"), "{audit}");
+    let last = create(&server, "k-last", &json!({"n": "last"}));
+    let token = format!("orders/{}@{}", last["id"].as_str().unwrap(), last["seq"]);
+    let asked =
+        ["query", "records", "--module", "orders", "--count", "--after", &token, "--wait", "60s", "--json"];
+    let asked = hapax(&asked).code(0).json();
+    assert_eq!(asked["groups"][0]["count"], 6, "the server feeds the new table: {asked}");
+    hapax(&["verify", "analytics", "--wait", "60s"]).code(0);
+    let status = hapax(&["query", "status", "--json"]).code(0).json();
+    assert_eq!(status["unfinished"], Value::Null, "{status}");
+
+    // A server of another generation feeds nothing, and says what to do.
+    drop(server);
+    let later = ["--set", "analytics.generation=2", "--set", "relay.topic=events-2"];
+    let server = Server::start(dir, &[&["--data", "d", "--set", &set], &later[..]].concat());
+    let said = hapax(&[&["doctor"], &later[..]].concat()).out;
+    assert!(said.contains("generation 1, and analytics.generation is 2"), "{said}");
+    let said = hapax(&[&["analytics", "rebuild"], &later[..]].concat()).code(0).out;
+    assert!(said.contains("6 records compared, all equal") && said.contains("is built again"), "{said}");
+    drop(server);
+    // The embedded one is a file.
+    let said = run(dir, &["analytics", "rebuild", "--data", "d", "--set", "analytics.url=sqlite:d/other.db"])
+        .code(3)
+        .err;
+    assert!(said.contains("there is no read model"), "{said}");
 }

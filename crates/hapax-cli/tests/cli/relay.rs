@@ -105,8 +105,8 @@ fn a_run_that_is_done_says_nothing_of_the_lead_it_has_given_up() {
     append(dir.path(), &[("a", "o-1", 1)]);
     for published in [1, 0] {
         let ran = once(dir.path(), &[]).code(0);
-        let told = format!("{published} published up to 1, 0 aggregates behind, 0 of them parked");
-        assert_eq!(ran.err.lines().last(), Some(&*told), "{}", ran.err);
+        let message = format!("{published} published up to 1, 0 aggregates behind, 0 of them parked");
+        assert_eq!(ran.err.lines().last(), Some(&*message), "{}", ran.err);
     }
 }
 
@@ -147,10 +147,10 @@ fn once_ends_while_another_leads_that_has_published_everything() {
     save(dir, token, 2);
     let ran = once(dir, &[]).code(0);
     assert!(ran.err.contains("0 published by this one; another one leads (somebody)"), "{}", ran.err);
-    let told = once(dir, &["--json"]).code(0).json();
+    let answer = once(dir, &["--json"]).code(0).json();
     let expected = ("somebody".into(), "2".into(), 0.into());
     assert_eq!(
-        (&told["led_by"], &told["position"], &told["published"]),
+        (&answer["led_by"], &answer["position"], &answer["published"]),
         (&expected.0, &expected.1, &expected.2)
     );
     assert_eq!(status(dir)["token"], token.0, "nobody has touched the lead");
@@ -166,10 +166,10 @@ fn once_fails_if_what_is_left_is_parked() {
     let error = ran.err_json()["error"].clone();
     let message = error["message"].as_str().unwrap();
     assert_eq!(error["code"], "parked");
-    for told in
+    for expected in
         ["2 aggregates are parked", "resume --name relay --all", "skip --name relay AGGREGATE --seq N"]
     {
-        assert!(message.contains(told), "{message}");
+        assert!(message.contains(expected), "{message}");
     }
     // Nothing new: it is still not all published.
     once(dir, &[]).code(1);
@@ -332,15 +332,15 @@ fn status_tells_of_a_hole_that_is_waited_for() {
         let mut open = journal.pool().begin().await.unwrap();
         let _ = journal.append_in(&mut open, &event("b")).await.unwrap();
         let _ = journal.append(&event("c")).await.unwrap();
-        let (told, json) = status();
+        let (expected, json) = status();
         assert_eq!(
-            (told, &json["relays"][0]["at_hole"], &json["relays"][0]["left"]),
+            (expected, &json["relays"][0]["at_hole"], &json["relays"][0]["left"]),
             (true, &true.into(), &1.into())
         );
         open.commit().await.unwrap();
-        let (told, json) = status();
+        let (expected, json) = status();
         assert_eq!(
-            (told, &json["relays"][0]["at_hole"], &json["relays"][0]["left"]),
+            (expected, &json["relays"][0]["at_hole"], &json["relays"][0]["left"]),
             (false, &false.into(), &2.into())
         );
     });

@@ -82,9 +82,9 @@ fn where_it_cannot_listen_it_says_why() {
         ("0.0.0.0:7070", "can be reached from other machines"),
         ("[::]:7070", "can be reached from other machines"),
         ("192.0.2.1:7070", "can be reached from other machines"),
-        ("example.org:80", "is no ADDRESS:PORT"),
-        ("7070", "is no ADDRESS:PORT"),
-        ("127.0.0.1:99999", "is no ADDRESS:PORT"),
+        ("example.org:80", "is not an ADDRESS:PORT"),
+        ("7070", "is not an ADDRESS:PORT"),
+        ("127.0.0.1:99999", "is not an ADDRESS:PORT"),
     ] {
         let ran = refused(dir.path(), &["--listen", listen]).code(2);
         assert!(ran.err.contains(says), "{listen}: {}", ran.err);
@@ -125,8 +125,8 @@ fn what_is_no_request_gets_a_sentence() {
         (json!([]), "invalid length 0"),
         (json!("\u{1b}[2J"), "invalid type: string"),
     ] {
-        let told = server.post("/v1/claims", &body).problem(400, "json-invalid");
-        assert!(told.contains(says) && !told.contains('\u{1b}'), "{told}");
+        let problem = server.post("/v1/claims", &body).problem(400, "json-invalid");
+        assert!(problem.contains(says) && !problem.contains('\u{1b}'), "{problem}");
     }
     post("application/json", b"\xff").problem(400, "json-invalid");
     post("application/json; charset=utf-8", b"").problem(400, "json-invalid");
@@ -184,8 +184,18 @@ fn heads_and_slow_requests_are_bounded() {
     let dir = dir();
     let long = "x".repeat(20_000);
     let server = Server::start(dir.path(), &["--set", "serve.header_bytes_max=8192"]);
-    let status = request(&server.address, "GET", "/healthz", &[("x-long", &long)], b"").status;
-    assert_eq!(status, 431);
+    for path in ["/healthz", "/v1/info", "/nowhere"] {
+        let answer = request(&server.address, "GET", path, &[("x-long", &long)], b"");
+        let detail = answer.problem(431, "head-too-large");
+        assert!(detail.contains("the limit is 8192 (serve.header_bytes_max)"), "{path}: {detail}");
+    }
+    let many = vec![("x-many", "1"); 101];
+    let answer = request(&server.address, "GET", "/v1/info", &many, b"");
+    assert!(answer.problem(431, "head-too-large").contains("the limit is 100 (serve.headers_max)"));
+    server.get(&format!("/v1/info?x={}", "x".repeat(9000))).problem(431, "head-too-large");
+    // Far beyond the limit it is not even read.
+    let longer = "x".repeat(40_000);
+    assert_eq!(request(&server.address, "GET", "/healthz", &[("x-long", &longer)], b"").status, 431);
     // What follows is too slow by any limit.
     let server = Server::start(dir.path(), &["--set", "serve.request_timeout_ms=400"]);
     // A body that never ends.
@@ -193,12 +203,12 @@ fn heads_and_slow_requests_are_bounded() {
         "POST /v1/claims HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{{",
         server.address
     );
-    let told = answered(|| {
+    let answer = answered(|| {
         let mut stream = connect(&server.address);
         let _ = stream.write_all(head.as_bytes()); // it may be closed already, if this comes too late
         to_the_end(&mut stream)
     });
-    told.problem(408, "request-timeout");
+    answer.problem(408, "request-timeout");
     // A head that never ends: the connection is closed.
     let mut stream = connect(&server.address);
     stream.write_all(b"GET /healthz HTT").unwrap();
@@ -306,14 +316,14 @@ fn a_request_that_takes_too_long_is_answered_and_goes_on() {
         let headers = [("content-type", "application/json")];
         insist(&hasty.address, "POST", "/v1/claims", &headers, text.as_bytes())
     };
-    let mut told = ask();
+    let mut answer = ask();
     wait_until("it began", || {
-        if told.status == 408 {
-            told = ask();
+        if answer.status == 408 {
+            answer = ask();
         }
-        told.status != 408
+        answer.status != 408
     });
-    assert!(told.problem(504, "handler-timeout").contains("goes on"), "{told:?}");
+    assert!(answer.problem(504, "handler-timeout").contains("goes on"), "{answer:?}");
     drop(held);
     wait_until("it was claimed", || server.get("/v1/processed?scope=s&id=i").json()["state"] == "leased");
     let again = server.post("/v1/claims", &claim).is(200);

@@ -96,8 +96,8 @@ fn t185_every_route_asks_for_its_role() {
                 let with = [("authorization", &*format!("Bearer {token}"))];
                 let answer = server.ask(&method, &target, &with, &body);
                 if has < needed {
-                    let told = answer.problem(403, "forbidden");
-                    assert!(told.contains("needs the role"), "{method} {path}: {told}");
+                    let problem = answer.problem(403, "forbidden");
+                    assert!(problem.contains("needs the role"), "{method} {path}: {problem}");
                 } else {
                     let passed = !matches!(answer.status, 401 | 403 | 429) && answer.status < 500;
                     assert!(passed, "{method} {path} as {}: {answer:?}", roles[has]);
@@ -159,8 +159,8 @@ fn tokens_that_are_over_or_wrong_open_nothing() {
     }
     let unknown = run(dir, &["token", "generate"]).code(0).out.trim().to_owned();
     assert_eq!(server.get(LOOK, &unknown).unauthenticated(), "the token is not valid");
-    let told = server.get(LOOK, &last[..50]).unauthenticated();
-    assert!(told.contains("cut off or mistyped") && !told.contains(&last[21..50]), "{told}");
+    let problem = server.get(LOOK, &last[..50]).unauthenticated();
+    assert!(problem.contains("cut off or mistyped") && !problem.contains(&last[21..50]), "{problem}");
 }
 
 /// A rotation changes the secret, and not who it is: a claim that is repeated with the new secret is the same claim.
@@ -201,8 +201,8 @@ fn t184_hostile_headers_get_a_sentence_and_nothing_else() {
         &format!("{bearer}, {bearer}"),
     ] {
         let answer = look(&[("authorization", bad)]);
-        let told = answer.unauthenticated();
-        assert!(!told.contains(&token[21..]), "{told}");
+        let problem = answer.unauthenticated();
+        assert!(!problem.contains(&token[21..]), "{problem}");
     }
     let with_nul = format!("GET {LOOK} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer a\0b\r\n\r\n");
     assert_eq!(raw(server.port, with_nul.as_bytes()).status, 400);
@@ -227,8 +227,8 @@ fn a_token_reaches_its_tenant_and_its_scopes_only() {
     for stranger in [&other, &operator] {
         assert_eq!(server.get(LOOK, stranger).is(200)["state"], Value::Null);
         let with = [("authorization", &*format!("Bearer {stranger}")), ("hapax-tenant", "acme")];
-        let told = server.ask("GET", LOOK, &with, &Value::Null).problem(403, "forbidden");
-        assert!(told.contains("Hapax-Tenant"), "{told}");
+        let problem = server.ask("GET", LOOK, &with, &Value::Null).problem(403, "forbidden");
+        assert!(problem.contains("Hapax-Tenant"), "{problem}");
     }
     let with = [("authorization", &*format!("Bearer {acme}")), ("hapax-tenant", "acme")];
     server.ask("GET", LOOK, &with, &Value::Null).is(200);
@@ -315,10 +315,10 @@ fn tokens_are_managed_over_http_and_leave_audit_rows() {
         server.post("/v1/tokens", &ops, &bad).problem(400, "invalid");
     }
     let rows = server.get("/v1/audit?limit=10", &ops).is(200)["rows"].as_array().unwrap().clone();
-    let told: Vec<_> =
+    let seen: Vec<_> =
         rows.iter().map(|row| (row["action"].as_str().unwrap(), row["reason"].as_str().unwrap())).collect();
     assert_eq!(
-        told,
+        seen,
         [
             ("token.revoke", "closed"),
             ("token.rotate", ""),
@@ -457,8 +457,8 @@ fn t183_a_bootstrap_token_is_imported_once_and_never_revived() {
     run(dir, &["token", "revoke", "bootstrap"]).code(0);
     let server = start();
     server.get(LOOK, first).unauthenticated();
-    let told = std::fs::read_to_string(dir.join("serve.err")).unwrap();
-    assert!(told.contains("not live") && !told.contains(&first[21..]), "{told}");
+    let log = std::fs::read_to_string(dir.join("serve.err")).unwrap();
+    assert!(log.contains("not live") && !log.contains(&first[21..]), "{log}");
     drop(server);
     let shown = hapax(dir, &["config", "show"]).envs(env).output().unwrap();
     let shown: Ran = shown.into();

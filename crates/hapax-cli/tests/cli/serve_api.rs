@@ -32,8 +32,8 @@ fn an_event_is_claimed_once_and_settled_by_its_token() {
     assert_eq!((&busy["outcome"], busy["until"].is_string()), (&json!("busy"), true));
     let settle = |token: i64| json!({"scope": "mailer", "id": "e-1", "token": token});
     for path in ["done", "extend", "release"] {
-        let told = server.post(&format!("/v1/claims/{path}"), &settle(token + 1)).problem(409, "fenced");
-        assert!(told.contains("mailer/e-1 is in state leased"), "{told}");
+        let problem = server.post(&format!("/v1/claims/{path}"), &settle(token + 1)).problem(409, "fenced");
+        assert!(problem.contains("mailer/e-1 is in state leased"), "{problem}");
     }
     let extended = server
         .post(
@@ -249,12 +249,12 @@ fn appends_are_numbered_checked_and_repeatable() {
             "twice",
         ),
     ] {
-        let told = append(&server, &bad).problem(400, "invalid");
-        assert!(told.contains(says), "{bad}: {told}");
+        let problem = append(&server, &bad).problem(400, "invalid");
+        assert!(problem.contains(says), "{bad}: {problem}");
     }
-    let told = append(&server, &json!({"aggregate": "a", "expected": -1, "events": [{"id": "x"}]}))
+    let problem = append(&server, &json!({"aggregate": "a", "expected": -1, "events": [{"id": "x"}]}))
         .problem(400, "json-invalid");
-    assert!(told.contains("expected must be a whole number"), "{told}");
+    assert!(problem.contains("expected must be a whole number"), "{problem}");
     assert_eq!(server.get("/v1/journal/aggregates/a").is(200)["last_seq"], 0, "nothing of this was stored");
 }
 

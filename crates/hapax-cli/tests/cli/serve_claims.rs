@@ -156,8 +156,8 @@ fn t247_lost_events_are_listed() {
         server.post("/v1/claims/fail", &body)
     };
     // It will never run again, so nobody would read it.
-    let told = fail(json!({"payload": {"n": 1}})).problem(400, "invalid");
-    assert!(told.contains("payload") && told.contains("mailer/failed"), "{told}");
+    let problem = fail(json!({"payload": {"n": 1}})).problem(400, "invalid");
+    assert!(problem.contains("payload") && problem.contains("mailer/failed"), "{problem}");
     assert_eq!(ids(&server.get("/v1/lost")), [""; 0], "nothing was changed");
     assert_eq!(fail(json!({})).is(200)["state"], "lost");
     once(&server, "late", Some(1));
@@ -181,15 +181,15 @@ fn an_at_most_once_claim_is_released_and_never_extended() {
     for path in ["extend", "release", "done"] {
         server.post(&format!("/v1/claims/{path}"), &body(&json!(99_999))).problem(409, "fenced");
     }
-    let told = server.post("/v1/claims/extend", &body(&claimed["token"])).problem(409, "fenced");
-    assert!(told.contains("is in state claimed") && !told.contains("another token"), "{told}");
+    let problem = server.post("/v1/claims/extend", &body(&claimed["token"])).problem(409, "fenced");
+    assert!(problem.contains("is in state claimed") && !problem.contains("another token"), "{problem}");
     assert_eq!(server.post("/v1/claims/release", &body(&claimed["token"])).is(200)["state"], "retry");
     let again = once(&server, "e-1", Some(600_000));
     assert!(again["token"].as_i64() > claimed["token"].as_i64(), "{again}");
     server.post("/v1/claims/done", &body(&claimed["token"])).problem(409, "fenced");
     assert_eq!(server.post("/v1/claims/done", &body(&again["token"])).is(200)["state"], "finished");
-    let told = server.post("/v1/claims/release", &body(&again["token"])).problem(409, "fenced");
-    assert!(told.contains("is in state finished") && !told.contains("another token"), "{told}");
+    let problem = server.post("/v1/claims/release", &body(&again["token"])).problem(409, "fenced");
+    assert!(problem.contains("is in state finished") && !problem.contains("another token"), "{problem}");
 }
 
 /// A client counts by its own clock, so it is told how long and not only until when.
@@ -209,8 +209,8 @@ fn a_claim_says_how_long_it_lasts() {
     assert_eq!(claim(json!({"mode": "at_most_once"}))["lease_ms"], Value::Null);
     let claims = json!([{"scope": "s", "id": " "}, {"scope": "s", "id": "b", "lease_ms": 5000}, {"scope": "s", "id": "c"}]);
     let batch = server.post("/v1/claims/batch", &json!({"claims": claims})).is(200);
-    let told: Vec<_> = (0..3).map(|at| batch["outcomes"][at]["lease_ms"].clone()).collect();
-    assert_eq!(told, [Value::Null, json!(5000), json!(77_000)]);
+    let seen: Vec<_> = (0..3).map(|at| batch["outcomes"][at]["lease_ms"].clone()).collect();
+    assert_eq!(seen, [Value::Null, json!(5000), json!(77_000)]);
 }
 
 /// What a request names is what it names, and not something like it.
@@ -231,12 +231,12 @@ fn t248_names_that_are_no_utf_8_are_refused() {
             format!("/v1/modules/{bad}/records"),
             format!("/v1/modules/orders/records?after={bad}"),
         ] {
-            let told = server.get(&path).problem(400, "invalid");
-            assert!(told.contains("UTF-8"), "{path}: {told}");
+            let problem = server.get(&path).problem(400, "invalid");
+            assert!(problem.contains("UTF-8"), "{path}: {problem}");
         }
     }
     let answer = server.get("/v1/processed?scope=mailer&id=%E2%82%AC+%zz%").is(200);
-    assert_eq!(answer["state"], Value::Null, "what is no escape is text");
+    assert_eq!(answer["state"], Value::Null, "what is not an escape is text");
 }
 
 /// The description and the server have the same limits, whatever a batch may have.
@@ -256,8 +256,8 @@ fn limits_are_those_of_the_description() {
             let path = path.replace("{aggregate}", "a");
             let ask = |value: u64| server.get(&format!("{path}?{name}={value}"));
             assert_eq!(ask(if name == "wait_ms" { 1 } else { max }).status, 200, "{path} {name}");
-            let told = ask(max + 1).problem(400, "invalid");
-            assert!(told.contains(&max.to_string()), "{path} {name}: {told}");
+            let problem = ask(max + 1).problem(400, "invalid");
+            assert!(problem.contains(&max.to_string()), "{path} {name}: {problem}");
             asked += 1;
         }
     }

@@ -104,7 +104,7 @@ fn t306_a_create_that_was_refused_can_be_mended_under_its_key() {
     create(&server, "orders", None, "k", &json!({"payload": {}})).is(201);
 }
 
-/// `limit` bounds what is done, not only what is told.
+/// `limit` bounds what is done, not only what is shown.
 #[test]
 fn t307_a_limit_bounds_what_is_done() {
     let dir = tempfile::tempdir().unwrap();
@@ -236,12 +236,12 @@ fn t305_a_role_of_maintenance_that_bypasses_row_security_is_refused() {
     let place = Postgres::new(dir.path());
     let database = place.app_url.rsplit_once('/').unwrap().1;
     let admin = format!("{}/{database}", place.admin_url.rsplit_once('/').unwrap().0);
-    for (keeper, told) in
+    for (keeper, expected) in
         [(admin.as_str(), "bypasses row security"), ("postgres://nobody_at_all@127.0.0.1:1/x", "PostgreSQL")]
     {
         let keeper = format!("keys.maintenance_url={keeper}");
         let refused = place.refused(&["--set", &keeper]);
-        assert!(refused.err.contains(told), "{}", refused.err);
+        assert!(refused.err.contains(expected), "{}", refused.err);
     }
 }
 
@@ -296,7 +296,7 @@ fn t300_numbers_that_a_database_writes_out_can_be_read() {
 fn t312_keys_whose_protection_was_changed_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let place = Postgres::new(dir.path());
-    for (change, back, told) in [
+    for (change, back, expected) in [
         (
             "alter table {s}.keys no force row level security",
             "alter table {s}.keys force row level security",
@@ -306,7 +306,7 @@ fn t312_keys_whose_protection_was_changed_are_refused() {
     ] {
         place.owner_runs(&change.replace("{s}", &place.schema));
         let refused = place.refused(&[]);
-        assert!(refused.err.contains(told), "{}", refused.err);
+        assert!(refused.err.contains(expected), "{}", refused.err);
         place.owner_runs(&back.replace("{s}", &place.schema));
     }
     drop(place.start());

@@ -73,7 +73,7 @@ fn t230_a_client_that_does_not_read_loses_its_connection() {
     // go on, now that somebody reads.
     let answers = |mut stream: TcpStream| {
         let mut bytes = Vec::new();
-        let _ = stream.read_to_end(&mut bytes); // a reset is no fault
+        let _ = stream.read_to_end(&mut bytes); // a reset is not a fault
         String::from_utf8_lossy(&bytes).matches("HTTP/1.1 200").count()
     };
     let answers: Vec<_> = held.into_iter().map(answers).collect();
@@ -88,9 +88,9 @@ fn t230_probes_and_operators_have_connections_of_their_own() {
     let held: Vec<_> = (0..2).map(|_| connect(&server.address)).collect();
     // The server may not have accepted them yet.
     wait_until("the server is full", || server.get("/v1/info").status == 503);
-    let told = server.get("/v1/info");
-    assert!(told.problem(503, "overloaded").contains("serve.connections_max"));
-    assert_eq!(told.header("retry-after"), Some("1"));
+    let reply = server.get("/v1/info");
+    assert!(reply.problem(503, "overloaded").contains("serve.connections_max"));
+    assert_eq!(reply.header("retry-after"), Some("1"));
     for _ in 0..200 {
         let answer = server.get("/healthz");
         answer.is(200);
@@ -193,13 +193,13 @@ fn t232_what_is_answered_with_408_is_never_done() {
         "DELETE /v1/tokens/{id} HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {secret}\r\ncontent-length: 1\r\n\r\n",
         server.address
     );
-    let told = answered(|| {
+    let answer = answered(|| {
         let mut stream = connect(&server.address);
         let _ = stream.write_all(head.as_bytes()); // it may be closed already, if this comes too late
         to_the_end(&mut stream)
     });
-    let told = told.problem(408, "request-timeout");
-    assert!(told.contains("nothing was done"), "{told}");
+    let problem = answer.problem(408, "request-timeout");
+    assert!(problem.contains("nothing was done"), "{problem}");
     drop(locked);
     assert_eq!(server.stop(), Some(143)); // after what runs has ended
     let listed = run(dir.path(), &["token", "ls", "--json"]).code(0).json();
@@ -289,9 +289,9 @@ fn t235_hosts_that_no_request_can_name_are_refused() {
         ("*", "has a wildcard"),
         ("::1", "without its brackets"),
         ("[api.example]", "no IPv6 address"),
-        ("api example", "is no name of a host"),
+        ("api example", "is not a host name"),
         ("good.example,api.example/v1", "\"api.example/v1\""),
-        ("a..b", "is no name of a host"),
+        ("a..b", "is not a host name"),
     ] {
         let ran = refused(dir.path(), &["--listen", "127.0.0.1:0", "--set", &format!("serve.hosts={hosts}")])
             .code(2);
@@ -306,7 +306,7 @@ fn t235_hosts_that_no_request_can_name_are_refused() {
     );
 }
 
-/// Half a head is no request.
+/// Half a head is not a request.
 #[test]
 fn t236_a_stop_does_not_wait_for_requests_that_have_not_arrived() {
     let dir = dir();

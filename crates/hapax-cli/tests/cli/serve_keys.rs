@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use hapax::clock::{Clock as _, SystemClock};
 use serde_json::{Value, json};
 
+use crate::common::consume::wait_until;
 use crate::common::run;
 use crate::common::serve::{Server, request};
 
@@ -111,7 +112,7 @@ fn token(dir: &Path, role: &str) -> String {
     format!("Bearer {}", made.code(0).out.trim())
 }
 
-/// A key is no secret. Another token of the tenant learns that it was used, and not what was answered.
+/// A key is not secret. Another token of the tenant learns that it was used, and not what was answered.
 #[test]
 fn t226_an_answer_is_shown_to_who_asked_for_it_and_to_operators() {
     let dir = tempfile::tempdir().unwrap();
@@ -121,10 +122,10 @@ fn t226_an_answer_is_shown_to_who_asked_for_it_and_to_operators() {
     let server = Server::start(dir, &[]);
     assert_eq!(create(&server, "orders", "k-1", &[("authorization", &asked)]), 201);
     for (who, sees) in [(&asked, true), (&operator, true), (&other, false), (&reader, false)] {
-        let told = request(&server.address, "GET", "/v1/keys/k-1", &[("authorization", who)], b"").is(200);
-        assert!(told["state"] == "done" && told["at"].is_string(), "{told}");
-        assert_eq!(told["answer"]["status"] == 201, sees, "{told}");
-        assert_eq!(told.get("answer").is_some(), sees, "{told}");
+        let answer = request(&server.address, "GET", "/v1/keys/k-1", &[("authorization", who)], b"").is(200);
+        assert!(answer["state"] == "done" && answer["at"].is_string(), "{answer}");
+        assert_eq!(answer["answer"]["status"] == 201, sees, "{answer}");
+        assert_eq!(answer.get("answer").is_some(), sees, "{answer}");
     }
 }
 
@@ -141,4 +142,90 @@ fn a_key_from_before_the_last_sweep_is_expired() {
     run(dir, &["keys", "sweep", "--retention", "1d", "--keys", "sqlite:hapax-data/journal.db"]).code(0);
     assert_eq!(state(&server, &old, &[]), "expired");
     assert_eq!(state(&server, "not-a-uuid", &[]), "unknown");
+}
+
+/// A week, as the configuration and as answers say it.
+const WEEK: (&str, &str) = ("DATA_IDEMPOTENCY_KEY_RETENTION_DAYS", "7");
+const WEEK_S: &str = "604800";
+
+/// Starts a server that keeps keys for a week, has it write two keys, makes one of them a month old while it is down,
+/// and waits until the next server has forgotten that one.
+fn a_server_forgets(start: impl Fn() -> Server, slug: &str, make_old: impl FnOnce(&str)) {
+    let swept_at = |server: &Server| server.get("/v1/retention").is(200)["keys_swept_at"].clone();
+    let mut server = start();
+    assert_eq!(server.get("/v1/info").is(200)["key_retention_s"].to_string(), WEEK_S);
+    assert_eq!(server.get("/v1/retention").is(200)["key_retention_s"].to_string(), WEEK_S);
+    let path = format!("/v1/modules/{slug}/records");
+    for key in ["old", "young"] {
+        let headers = [("content-type", "application/json"), ("idempotency-key", key), ("hapax-tenant", A)];
+        let answer = request(&server.address, "POST", &path, &headers, br#"{"payload":{"n":1}}"#);
+        assert_eq!((answer.status, answer.header("idempotency-key-retention")), (201, Some(WEEK_S)));
+    }
+    wait_until("it sweeps when it starts", || swept_at(&server).is_string());
+    let first = swept_at(&server);
+    assert_eq!(state(&server, "old", &[("hapax-tenant", A)]), "done");
+    assert!(server.stop().is_some());
+    make_old("old");
+    let server = start();
+    wait_until("it sweeps again", || {
+        let at = swept_at(&server);
+        at.as_str() > first.as_str()
+    });
+    wait_until("the key is gone", || state(&server, "old", &[("hapax-tenant", A)]) == "unknown");
+    assert_eq!(state(&server, "young", &[("hapax-tenant", A)]), "done");
+    let records = request(&server.address, "GET", &path, &[("hapax-tenant", A)], b"").is(200);
+    assert_eq!(records["records"].as_array().unwrap().len(), 2, "a sweep touches no record");
+}
+
+#[test]
+fn a_server_forgets_keys_after_the_retention_that_it_states() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    run(dir, &["modules", "create", "orders"]).code(0);
+    let start = || Server::start_in(dir, &[], &[WEEK]);
+    a_server_forgets(start, "orders", |key| {
+        let conn = rusqlite::Connection::open(dir.join("hapax-data/journal.db")).unwrap();
+        let (month, night) = (31 * 86_400_000_000_i64, 25 * 3_600_000_000_i64);
+        let aged = conn.execute(
+            "UPDATE hapax_keys SET begun_at = begun_at - ?1, settled_at = settled_at - ?1, aged_from = aged_from - ?1 \
+             WHERE key = ?2",
+            rusqlite::params![month, key],
+        );
+        assert_eq!(aged.unwrap(), 1);
+        conn.execute("UPDATE hapax_keys_meta SET swept_at = swept_at - ?1", [night]).unwrap();
+    });
+}
+
+/// The server's own role may not delete keys. The one for maintenance does.
+#[test]
+#[cfg(feature = "postgres")]
+fn a_server_on_postgres_forgets_keys_as_the_role_for_maintenance() {
+    use crate::common::roles::{Connection, Postgres};
+    let dir = tempfile::tempdir().unwrap();
+    let place = Postgres::new(dir.path());
+    let flags = place.serve();
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let start = || Server::start_in(dir.path(), &flags, &[WEEK]);
+    // Row security binds the owner too.
+    let mut admin = Connection::to(&place.owner_url.replace("hapax_test_owner", "postgres"));
+    let schema = &place.schema;
+    admin.run(&format!(
+        "create table {schema}.sweepers (who text); grant insert on {schema}.sweepers to public; \
+         create function {schema}.note_sweeper() returns trigger language plpgsql as \
+         $$ begin insert into {schema}.sweepers values (current_user); return null; end $$; \
+         create trigger note_sweeper after delete on {schema}.keys for each row execute function {schema}.note_sweeper()"
+    ));
+    a_server_forgets(start, &place.slug, |key| {
+        admin.run(&format!(
+            "update {schema}.keys set begun_at = begun_at - interval '31 days', settled_at = settled_at - interval '31 days', \
+             aged_from = aged_from - interval '31 days' where key = '{key}'; \
+             update {schema}.keys_meta set swept_at = swept_at - interval '25 hours'"
+        ));
+    });
+    assert_eq!(admin.rows(&format!("select from {schema}.sweepers")), 1);
+    let of_maintenance = format!("select from {schema}.sweepers where who = 'hapax_test_maintenance'");
+    assert_eq!(admin.rows(&of_maintenance), 1);
+    let mut app = Connection::to(&place.app_url);
+    let may = format!("select where has_table_privilege('{schema}.keys', 'delete')");
+    assert_eq!(app.rows(&may), 0, "the server's role may not");
 }

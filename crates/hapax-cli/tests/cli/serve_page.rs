@@ -5,6 +5,7 @@
 
 use serde_json::{Value, json};
 
+use crate::common::consume::{Sample, consume, count, produce};
 use crate::common::run;
 use crate::serve_access::process::{Server, ask, port, until};
 use crate::serve_tenants::token;
@@ -65,9 +66,9 @@ fn the_life_of_an_event_is_what_the_command_tells_as_far_as_the_caller_may_see_i
     };
     let own = server.get(path, &acme).is(200);
     assert_eq!(scopes(&own), ["billing", "mailer"]);
-    let told = run(dir, &["explain", "order-17-paid", "--tenant", "acme", "--json"]).code(0).json();
-    assert_eq!(own["steps"][0], told["steps"][0], "the journal's step");
-    assert_eq!((&own["of"], &own["not_recorded"]), (&told["of"], &told["not_recorded"]));
+    let answer = run(dir, &["explain", "order-17-paid", "--tenant", "acme", "--json"]).code(0).json();
+    assert_eq!(own["steps"][0], answer["steps"][0], "the journal's step");
+    assert_eq!((&own["of"], &own["not_recorded"]), (&answer["of"], &answer["not_recorded"]));
     let bound = server.get(path, &mailer).is(200);
     assert_eq!(scopes(&bound), ["mailer"]);
     assert!(!bound.to_string().contains("card declined"), "{bound}");
@@ -143,6 +144,77 @@ fn a_redrive_does_what_was_previewed_and_leaves_what_changed_since() {
     }
 }
 
+/// What each decision would do is told event by event, and done to exactly these.
+#[test]
+fn every_decision_is_previewed_and_changes_nothing_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let admin = token(dir, &["--role", "admin"]);
+    // `a1` is dead, `a2` and `a3` wait behind it; `b` is dead and nothing waits for it.
+    let line = |id: &str, seq: u32, what: &str| {
+        json!({"event_id": id, "aggregate_id": &id[..1], "seq": seq, "do": what}).to_string() + "\n"
+    };
+    let lines =
+        [line("a1", 1, "break"), line("a2", 2, ""), line("a3", 3, ""), line("b1", 1, "break")].concat();
+    produce(dir, &lines);
+    let command = Sample::Python.handler(dir, "if do == 'break': raise Fatal('no such order')");
+    let strict = ["--order", "strict", "--on-dead", "park", "--first-seq", "1"];
+    let ran = consume(dir, &command, &strict).code(0);
+    assert_eq!(count(&ran, "dead"), 2, "{}", ran.out);
+
+    let server = Server::start_whole(dir, &[]);
+    let entries = || {
+        let of = |path: &str| server.get(path, &admin).is(200)["entries"].clone();
+        (of("/v1/dead"), of("/v1/parked"))
+    };
+    let (before, audit) = (entries(), server.get("/v1/audit", &admin).body);
+    let preview = |what: &str| {
+        let body = json!({"scope": "mailer", "what": what});
+        let mut events =
+            server.post("/v1/dead/preview", &admin, &body).is(200)["events"].as_array().unwrap().clone();
+        events.sort_by_key(|event| event["id"].to_string());
+        assert_eq!(entries(), before, "a preview of {what} changes something");
+        events
+    };
+    let told = |what: &str| -> Vec<(String, String, bool, String)> {
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        let of = |event: &Value| {
+            (text(&event["id"]), text(&event["what"]), event["runs"] == true, text(&event["outcome"]))
+        };
+        preview(what).iter().map(of).collect()
+    };
+    let one = |id: &str, what: &str, runs: bool, outcome: &str| {
+        (id.to_owned(), what.to_owned(), runs, outcome.to_owned())
+    };
+    let again = "runs again now, its attempts count from 0";
+    let lost = "is lost: its bytes are deleted, its aggregate goes on past it";
+    let past = "stays parked, its aggregate goes on past what it waits behind";
+    assert_eq!(told("redrive"), [one("a1", "redrive", true, again), one("b1", "redrive", true, again)]);
+    assert_eq!(told("drop"), [one("a1", "drop", false, lost), one("b1", "drop", false, lost)]);
+    assert_eq!(told("resume"), [one("a1", "redrive", true, again)]);
+    assert_eq!(told("skip"), [one("a2", "skip", false, past)]);
+    assert_eq!(server.get("/v1/audit", &admin).body, audit, "a preview leaves no audit row");
+    for (what, field) in [("drop", "out_of_order"), ("resume", "out_of_order"), ("skip", "out_of_order")] {
+        let body = json!({"scope": "mailer", "what": what, field: true});
+        server.post("/v1/dead/preview", &admin, &body).problem(400, "invalid");
+    }
+
+    // The drop is bound to what was shown: one of the two is changed meanwhile, and stays.
+    let shown = preview("drop");
+    let tokens: serde_json::Map<_, _> =
+        shown.iter().map(|one| (one["id"].as_str().unwrap().to_owned(), one["token"].clone())).collect();
+    let redrive = json!({"scope": "mailer", "ids": ["b1"], "reason": "meanwhile"});
+    server.post("/v1/dead/redrive", &admin, &redrive).is(200);
+    let drop = json!({"scope": "mailer", "ids": tokens.keys().collect::<Vec<_>>(), "tokens": tokens, "reason": "given up"});
+    let done = server.post("/v1/dead/drop", &admin, &drop).is(200);
+    let of = |id: &str| {
+        let entries = done["entries"].as_array().unwrap();
+        entries.iter().find(|entry| entry["id"] == id).unwrap().clone()
+    };
+    assert_eq!((&of("a1")["problem"], &of("a1")["after"]["state"]), (&Value::Null, &json!("lost")), "{done}");
+    assert!(of("b1")["problem"].is_object() && of("b1")["after"].is_null(), "{done}");
+}
+
 #[test]
 fn t338_a_cookie_changes_something_only_from_the_servers_own_page() {
     let dir = tempfile::tempdir().unwrap();
@@ -200,4 +272,49 @@ fn the_numbers_come_live_and_end_when_the_server_stops() {
     let stop = std::process::Command::new("kill").arg(server.child.id().to_string()).status().unwrap();
     assert!(stop.success() && server.child.wait().is_ok());
     assert!(began.elapsed() < std::time::Duration::from_secs(100), "whoever listens does not hold up a stop");
+}
+
+/// Where the identity includes the time, an id may have an entry in each week. All of them can be looked at and changed,
+/// and the one that was looked at is.
+#[test]
+fn t391_what_is_dead_can_be_redriven_where_the_identity_includes_the_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    std::fs::write(dir.join("hapax.toml"), "[ledger]\nidentity = \"id_and_time\"\n").unwrap();
+    let admin = token(dir, &["--role", "admin"]);
+    let server = Server::start(dir, &[]);
+    let (january, march) = ("2024-01-03T00:00:00Z", "2024-03-06T00:00:00Z");
+    for (id, time) in [("order-1", january), ("order-1", march), ("order-2", january)] {
+        let claim = json!({"scope": "mailer", "id": id, "time": time});
+        let claimed = server.post("/v1/claims", &admin, &claim).is(200);
+        let fail = json!({"scope": "mailer", "id": id, "time": time, "token": claimed["token"], "reason": "declined", "then": "dead", "payload": 1});
+        server.post("/v1/claims/fail", &admin, &fail).is(200);
+    }
+    let preview = server.post("/v1/dead/preview", &admin, &json!({"scope": "mailer"})).is(200);
+    let events = preview["events"].as_array().unwrap();
+    assert!(events.len() == 3 && events.iter().all(|event| event["runs"] == true), "{preview}");
+    let dead = || {
+        let entries = server.get("/v1/dead", &admin).is(200)["entries"].clone();
+        let mut tokens: Vec<i64> =
+            entries.as_array().unwrap().iter().map(|entry| entry["token"].as_i64().unwrap()).collect();
+        tokens.sort_unstable();
+        tokens
+    };
+    let before = dead();
+    // Which of two is not said.
+    let which = json!({"scope": "mailer", "ids": ["order-1"], "reason": "mended"});
+    let told = server.post("/v1/dead/redrive", &admin, &which).problem(400, "invalid");
+    assert!(told.contains("2 entries") && told.contains("times"), "{told}");
+    assert_eq!(dead(), before, "nothing was changed");
+    // The token of what was looked at says it.
+    let second =
+        events.iter().filter(|event| event["id"] == "order-1").nth(1).unwrap()["token"].as_i64().unwrap();
+    let which =
+        json!({"scope": "mailer", "ids": ["order-1"], "tokens": {"order-1": second}, "reason": "mended"});
+    let done = server.post("/v1/dead/redrive", &admin, &which).is(200);
+    assert!(done["entries"][0].get("problem").is_none(), "{done}");
+    assert_eq!(dead(), before.into_iter().filter(|token| *token != second).collect::<Vec<_>>());
+    let all = ["dead", "redrive", "--scope", "mailer", "--all", "--yes", "--reason", "mended"];
+    run(dir, &all).code(0);
+    assert_eq!(dead(), [0i64; 0]);
 }

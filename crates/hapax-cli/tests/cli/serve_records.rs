@@ -105,7 +105,7 @@ fn life(client: &Client<'_>) {
 
 /// Pages of a list.
 fn pages(client: &Client<'_>) {
-    let mut ids: Vec<String> = (0..5)
+    let ids: Vec<String> = (0..5)
         .map(|n| {
             client.post(&format!("p{n}"), &json!({"payload": {"n": n}})).is(201)["id"]
                 .as_str()
@@ -113,7 +113,6 @@ fn pages(client: &Client<'_>) {
                 .to_owned()
         })
         .collect();
-    ids.sort();
     let (mut seen, mut after) = (Vec::new(), String::new());
     loop {
         let page = client.get(&format!("?limit=2{after}")).is(200);
@@ -123,7 +122,10 @@ fn pages(client: &Client<'_>) {
             None => break,
         }
     }
-    assert_eq!(seen, ids);
+    assert_eq!(seen, ids, "ids grow with the time of creation, so that a list is in that order");
+    for id in ids {
+        assert_eq!(hapax::records::Uuid::try_parse(&id).unwrap().get_version_num(), 7, "{id}");
+    }
 }
 
 /// Bad input: a sentence, and nothing is changed.
@@ -137,7 +139,12 @@ fn bad_input(client: &Client<'_>) {
     client
         .send("DELETE", &format!("/{id}"), &[("idempotency-key", "b1")], "")
         .problem(428, "precondition-required");
+    let deep = format!(r#"{{"payload":{}1{}}}"#, r#"{"a":"#.repeat(128), "}".repeat(128));
+    let long = format!(r#"{{"payload":{{"a":{}}}}}"#, "1".repeat(65));
     for (n, (headers, rest, body, says)) in [
+        (None, "", &*deep, "it nests 128 levels deep; the limit is 127"),
+        (None, "", &*long, "a number has 65 characters; the limit is 64"),
+        (None, "", r#"{"payload":{"a":1e999}}"#, "the number 1e999 is beyond what a double holds"),
         (None, "", r#"{"payload":[]}"#, "not a JSON object"),
         (None, "", r#"{"payload":{"a":1,"a":2}}"#, "twice"),
         (None, "", r#"{"payload":{"a":"\u0000"}}"#, "U+0000"),
@@ -443,8 +450,8 @@ fn t204_a_broken_module_is_503_and_the_others_are_served() {
         bad.put("k", &id, &json!({"payload": {}, "expected_seq": 1})),
         bad.delete("k", &id, 1),
     ] {
-        let told = answer.problem(503, "unavailable");
-        assert!(told.contains(&format!("module {broken} is not served")), "{told}");
+        let problem = answer.problem(503, "unavailable");
+        assert!(problem.contains(&format!("module {broken} is not served")), "{problem}");
     }
     good.get(&format!("/{id}")).is(200);
     place.owner_runs(&force("force"));
@@ -486,9 +493,9 @@ fn t201_kinds_of_records_are_appended_by_records_only() {
         assert!(refused.err.contains("reserved"), "{}", refused.err);
     }
     // The aggregates of records are theirs, whatever the kind.
-    let told = append_to(&format!("orders/{id}"), &json!({"id": "forged", "kind": "order.paid"}))
+    let problem = append_to(&format!("orders/{id}"), &json!({"id": "forged", "kind": "order.paid"}))
         .problem(400, "invalid");
-    assert!(told.contains("aggregate of a record"), "{told}");
+    assert!(problem.contains("aggregate of a record"), "{problem}");
     let args = ["journal", "append", "--aggregate-at", "/a"];
     let line = format!(r#"{{"eventId":"forged","a":"orders/{id}"}}"#);
     let refused = crate::common::run_with(dir, &args, line.as_bytes()).code(4);
@@ -498,8 +505,8 @@ fn t201_kinds_of_records_are_appended_by_records_only() {
         .post("/v1/journal/append", &json!({"aggregate": format!("customers/{id}"), "events": free}))
         .is(200);
     for kind in ["record.created", "record.updated", "record.deleted", "record."] {
-        let told = append(kind).problem(400, "invalid");
-        assert!(told.contains(kind) && told.contains("reserved"), "{told}");
+        let problem = append(kind).problem(400, "invalid");
+        assert!(problem.contains(kind) && problem.contains("reserved"), "{problem}");
         let (aggregate, line) = ("order-17", format!(r#"{{"eventId":"forged","kind":"{kind}"}}"#));
         for of in [["--kind", kind], ["--kind-at", "/kind"]] {
             let args = [&["journal", "append", "--aggregate", aggregate][..], &of].concat();

@@ -93,22 +93,17 @@ fn the_same_api_on_postgresql_and_kafka() {
     let (url, bus, name) =
         (of("HAPAX_TEST_POSTGRES_URL"), format!("kafka://{}", of("HAPAX_TEST_KAFKA")), unique(dir));
     let schema = format!("serve_{name}");
-    let sets = [
-        format!("ledger.schema={schema}"),
-        format!("journal.schema={schema}"),
-        format!("relay.topic={name}"),
-        "relay.lease_ms=1000".to_owned(),
-        "records.accept_bypass=true".to_owned(), // the tests' role is a superuser
-    ];
-    let mut args = vec!["--ledger", &url, "--journal", &url, "--bus", &bus];
-    for set in &sets {
-        args.extend(["--set", set]);
-    }
-    let ran = refused(dir, &[&["--listen", "127.0.0.1:0"], &args[..]].concat()).code(2);
+    // Nothing but a file, as an operator has it. The tests' role is a superuser.
+    let file = format!(
+        "[ledger]\nurl = \"{url}\"\nschema = \"{schema}\"\n[journal]\nurl = \"{url}\"\nschema = \"{schema}\"\n\
+         [bus]\nurl = \"{bus}\"\n[relay]\ntopic = \"{name}\"\nlease_ms = 1000\n[records]\naccept_bypass = true\n"
+    );
+    std::fs::write(dir.join("hapax.toml"), file).unwrap();
+    let ran = refused(dir, &["--listen", "127.0.0.1:0"]).code(2);
     assert!(ran.err.contains("there is no topic") && ran.err.contains("relay run --create"), "{}", ran.err);
     run_with(dir, &["produce", "--bus", &bus, "--topic", &name, "--create", "2"], b"").code(0);
 
-    let mut server = Server::start(dir, &args);
+    let mut server = Server::start(dir, &[]);
     println!("from start to ready: {} ms", server.took.as_millis());
     let info = server.get("/v1/info").is(200);
     assert_eq!(
@@ -130,7 +125,7 @@ fn the_same_api_on_postgresql_and_kafka() {
     // Killed, with the answer to the batch lost.
     server.signal("-KILL");
     server.ended();
-    let server = Server::start(dir, &args);
+    let server = Server::start(dir, &[]);
     let again = server.post("/v1/claims/batch", &batch).is(200);
     assert_eq!(
         (&again["outcomes"][7]["outcome"], &again["outcomes"][7]["token"]),
@@ -186,8 +181,8 @@ fn t165_an_outage_is_named_and_ends_by_itself() {
         let said = down.json();
         down.status == 503 && said["checks"]["ledger"] != "ok" && said["checks"]["journal"] == "ok"
     });
-    let told = down.problem(503, "not-ready");
-    assert!(told.contains("ledger") && !told.contains("journal"), "{told}");
+    let problem = down.problem(503, "not-ready");
+    assert!(problem.contains("ledger") && !problem.contains("journal"), "{problem}");
     assert_eq!(
         (&down.json()["checks"]["ledger"] != "ok", &down.json()["checks"]["journal"]),
         (true, &json!("ok"))

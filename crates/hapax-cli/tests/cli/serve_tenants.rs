@@ -219,7 +219,7 @@ fn requests(method: &str, path: &str, known: &Known) -> Option<Vec<Asked>> {
 }
 
 /// Parks an event behind a dead one, or behind one that still runs, by a library that shares the ledger's file.
-fn park(dir: &Path, tenant: Option<&str>, prefix: &str, head_is_dead: bool) {
+pub fn park(dir: &Path, tenant: Option<&str>, prefix: &str, head_is_dead: bool) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let url = format!("sqlite:{}", dir.join("hapax-data/ledger.db").display());
@@ -403,6 +403,22 @@ fn walk(dir: &Path, slug: &str, serve: &[&str], token: impl Fn(&[&str]) -> Strin
         }
     }
     assert!(asked_for > 100, "{asked_for}");
+    // Whoever names the tenant in the header is refused on every route that asks who calls.
+    for (method, path) in &operations {
+        let asked = &requests(method, path, &known).unwrap()[0];
+        let open = ["/healthz", "/readyz", "/v1/login", "/v1/logout"].contains(&path.as_str());
+        for stranger in &strangers {
+            let bearer = format!("Bearer {stranger}");
+            let with = [("authorization", &*bearer), ("idempotency-key", "named"), ("hapax-tenant", ZEBRA)];
+            let answer = server.ask(&method.to_uppercase(), &asked.target, &with, &asked.body);
+            shows_nothing(&format!("{} {} {ZEBRA}", asked.target, asked.body), &answer);
+            if open {
+                assert_ne!(answer.status, 403, "{method} {path}: {answer:?}");
+            } else {
+                answer.problem(403, "forbidden");
+            }
+        }
+    }
     assert_eq!(seen(&server, &zebra, slug), before, "nothing of it was changed");
     // Whether an id is known_token says that somebody has it.
     let free = run(dir, &["token", "generate"]).code(0).out.trim().to_owned();

@@ -55,8 +55,8 @@ fn t245_a_token_does_not_outlive_the_one_that_made_it() {
     // The same by the command line.
     let maker = token(dir, &["--role", "admin"]);
     let child = make(&maker, json!({"name": "left"}));
-    let told = run(dir, &["token", "revoke", id(&maker)]).code(0).out;
-    assert!(told.contains(child["id"].as_str().unwrap()) && told.contains("--children"), "{told}");
+    let stdout = run(dir, &["token", "revoke", id(&maker)]).code(0).out;
+    assert!(stdout.contains(child["id"].as_str().unwrap()) && stdout.contains("--children"), "{stdout}");
     run(dir, &["token", "revoke", id(&maker), "--children"]).code(0);
     assert_eq!(of(child["id"].as_str().unwrap())["state"], "revoked");
 }

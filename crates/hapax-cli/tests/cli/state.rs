@@ -106,6 +106,7 @@ fn a_signal_half_way_loses_none() {
             stdout.read_to_end(&mut text).unwrap();
             String::from_utf8(text).unwrap()
         });
+        // The signal shall come at any point of its work: a state to wait for would always be the same point.
         std::thread::sleep(Duration::from_millis(pause_ms));
         let id = child.id().to_string();
         // It may have ended by itself; then there is nobody to signal.
@@ -144,7 +145,8 @@ fn a_state_that_cannot_be_had_is_a_sentence() {
     let ran = run_with(dir.path(), &["filter", "--state", "/no/such/folder/seen.db"], b"{\"event_id\":1}\n")
         .code(3);
     assert!(ran.out.is_empty() && ran.err.lines().count() <= 2, "{}", ran.err);
-    std::fs::write(dir.path().join("text"), "this is no database at all, it only looks like a file").unwrap();
+    std::fs::write(dir.path().join("text"), "this is not a database at all, it only looks like a file")
+        .unwrap();
     let ran = run_with(dir.path(), &["filter", "--state", "text"], b"{\"event_id\":1}\n").code(2);
     assert!(ran.out.is_empty() && ran.err.contains("not an SQLite database"), "{}", ran.err);
 }

@@ -2,7 +2,7 @@
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
-use crate::common::run;
+use crate::common::{run, run_with};
 
 #[test]
 fn texts_for_files_are_fields_of_an_object_with_json() {
@@ -48,4 +48,45 @@ fn flags_that_mean_nothing_here_are_refused_in_our_words() {
     }
     let ran = run(dir.path(), &["keys", "sweep", "--retention", "1h"]).code(2);
     assert!(ran.err.contains("at least 1d"), "{}", ran.err);
+}
+
+/// A handler that fails every event, with a reason that has the event's id in it.
+const FAILS: &str = r#"
+import json, sys
+print(json.dumps({"v": 1, "concurrency": 1}), flush=True)
+for line in sys.stdin:
+    told = json.loads(line)
+    if "cancel" in told:
+        continue
+    print(json.dumps({"id": told["id"], "token": told["token"], "fatal": True, "error": "no: " + told["id"]}), flush=True)
+"#;
+
+/// Ids and reasons with markup, escapes, line breaks and marks that turn the text around, and 255 wide characters: in
+/// the log and in what commands print they are text on their own line.
+#[test]
+fn hostile_names_forge_no_line_of_the_log_and_reach_no_terminal() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("fails.py"), FAILS).unwrap();
+    let hostile = [
+        "<img src=x onerror=alert(1)>".to_owned(),
+        "\u{1b}[2J\u{1b}]0;pwned\u{7}".to_owned(),
+        "a\nFORGED line\r\u{85}b\u{2028}c".to_owned(),
+        "invoice\u{202e}gpj.exe\u{2066}\u{200f}".to_owned(),
+        "\u{9b}31mred".to_owned(),
+        "漢".repeat(255),
+    ];
+    let lines: Vec<_> = hostile.iter().map(|id| serde_json::json!({"event_id": id}).to_string()).collect();
+    let produce = ["produce", "--topic", "orders", "--create", "1"];
+    run_with(dir.path(), &produce, lines.join("\n").as_bytes()).code(0);
+    let consume =
+        ["consume", "--topic", "orders", "--scope", "mailer", "--until-idle", "1", "--log", "debug"];
+    let consumed = run(dir.path(), &[&consume[..], &["--exec", "python3 fails.py"]].concat()).code(0);
+    let listed = run(dir.path(), &["dead", "ls"]).code(0);
+    let entries = run(dir.path(), &["ledger", "ls", "--scope", "mailer"]).code(0);
+    let odd = |c: char| (c.is_control() && c != '\n') || "\u{202e}\u{2066}\u{200f}\u{2028}".contains(c);
+    for text in [&consumed.err, &consumed.out, &listed.out, &entries.out] {
+        assert!(!text.contains(odd), "{text:?}");
+        assert!(!text.lines().any(|line| line.starts_with("FORGED")), "{text}");
+    }
+    assert!(listed.out.contains("\\u{202e}gpj.exe") && listed.out.contains("漢漢"), "{}", listed.out);
 }

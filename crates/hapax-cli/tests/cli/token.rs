@@ -71,10 +71,10 @@ fn a_token_is_made_listed_rotated_and_revoked() {
 
     let audit = run(dir, &["audit", "ls", "--json"]).code(0).json();
     let rows = audit["audit"].as_array().unwrap();
-    let told: Vec<_> =
+    let seen: Vec<_> =
         rows.iter().map(|row| (row["action"].as_str().unwrap(), row["reason"].as_str().unwrap())).collect();
     assert_eq!(
-        told,
+        seen,
         [
             ("token.revoke", "found in a log"),
             ("token.rotate", ""),

@@ -1,4 +1,4 @@
-//! `hapax verify`: a read model that is proven equal to its records, and what is told when it is not.
+//! `hapax verify`: a read model that is proven equal to its records, and what it reports when it is not.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::path::Path;
@@ -41,16 +41,16 @@ fn a_read_model_is_compared_while_it_is_in_use() {
     let ids: Vec<String> = (0..20).map(|n| create(&server, (n % 2 == 0).then_some(TENANT), n)).collect();
     let verify = |args: &[&str]| run(dir, &[&["verify", "analytics", "--data", "d"], args].concat());
     // Nobody waited for the feed: what is on its way is waited for.
-    let told = verify(&["--wait", "60s"]).code(0).out;
-    assert!(told.contains("20 records compared, all equal"), "{told}");
+    let stdout = verify(&["--wait", "60s"]).code(0).out;
+    assert!(stdout.contains("20 records compared, all equal"), "{stdout}");
     let receipt = verify(&["--wait", "60s", "--json"]).code(0).json();
     assert_eq!((&receipt["records"], &receipt["differences"]), (&json!(20), &json!(0)), "{receipt}");
     assert_eq!(receipt["source"], receipt["model"], "{receipt}");
     let counted =
         receipt["sums"].as_array().unwrap().iter().map(|sum| sum["source"]["records"].as_u64().unwrap());
     assert_eq!(counted.sum::<u64>(), 20, "{receipt}");
-    let told = verify(&["--tenant", TENANT, "--module", "orders"]).code(0).out;
-    assert!(told.contains("10 records compared"), "{told}");
+    let stdout = verify(&["--tenant", TENANT, "--module", "orders"]).code(0).out;
+    assert!(stdout.contains("10 records compared"), "{stdout}");
 
     let row = |id: &str| format!("WHERE id = {}", blob(id));
     change(
@@ -74,11 +74,11 @@ fn a_read_model_is_compared_while_it_is_in_use() {
     kinds.sort_unstable();
     expected.sort_unstable();
     assert_eq!(kinds, expected, "{receipt}");
-    let told = verify(&["--wait", "60s", "--limit", "1"]).code(1).out;
-    assert!(told.contains("3 differ") && told.contains("read model"), "{told}");
+    let stdout = verify(&["--wait", "60s", "--limit", "1"]).code(1).out;
+    assert!(stdout.contains("3 differ") && stdout.contains("read model"), "{stdout}");
     // Of another tenant there is nothing wrong.
-    let told = verify(&["--tenant", "0190d3a0-5b7e-7c3a-9f51-00000000000c"]).code(0).out;
-    assert!(told.contains("has no records: nothing is proven"), "{told}");
+    let stdout = verify(&["--tenant", "0190d3a0-5b7e-7c3a-9f51-00000000000c"]).code(0).out;
+    assert!(stdout.contains("has no records: nothing is proven"), "{stdout}");
 }
 
 /// The id of a record, and what is wrong with it.
@@ -92,28 +92,28 @@ fn mistakes_get_a_sentence_and_nothing_is_made() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let verify = |args: &[&str]| run(dir, &[&["verify"], args].concat());
-    let told = verify(&["analytics", "--data", "d"]).code(3).err;
-    assert!(told.contains("there is no read model at d"), "{told}");
+    let stderr = verify(&["analytics", "--data", "d"]).code(3).err;
+    assert!(stderr.contains("there is no read model at d"), "{stderr}");
     for (what, url) in [("search", "cache:redis://me:s3cret@127.0.0.1:1"), ("cache", "opensearch:http://h/a")]
     {
-        let told = verify(&[what, "--data", "d", "--to", url]).code(2).err;
-        assert!(told.contains("another kind of projection") && !told.contains("s3cret"), "{told}");
+        let stderr = verify(&[what, "--data", "d", "--to", url]).code(2).err;
+        assert!(stderr.contains("another kind of projection") && !stderr.contains("s3cret"), "{stderr}");
     }
     assert!(!dir.join("d").exists(), "looking makes nothing");
     run(dir, &["modules", "create", "orders", "--data", "d"]).code(0);
     drop(Server::start(dir, &["--data", "d"]));
     for hostile in ["' OR 1=1 --", "x", "\u{1b}[2J"] {
-        let told = verify(&["analytics", "--data", "d", "--tenant", hostile]).err;
-        assert!(told.contains("tenant") && !told.contains('\u{1b}'), "{told}");
+        let stderr = verify(&["analytics", "--data", "d", "--tenant", hostile]).err;
+        assert!(stderr.contains("tenant") && !stderr.contains('\u{1b}'), "{stderr}");
         let of_module = format!("{hostile};"); // `x` alone is a name
-        let told = verify(&["analytics", "--data", "d", "--module", &of_module]).code(2).err;
-        assert!(told.contains("1 to 48") && !told.contains('\u{1b}'), "{told}");
+        let stderr = verify(&["analytics", "--data", "d", "--module", &of_module]).code(2).err;
+        assert!(stderr.contains("1 to 48") && !stderr.contains('\u{1b}'), "{stderr}");
     }
-    let told = verify(&["analytics", "--data", "d", "--module", "other"]).code(4).err;
-    assert!(told.contains("there is no module other"), "{told}");
+    let stderr = verify(&["analytics", "--data", "d", "--module", "other"]).code(4).err;
+    assert!(stderr.contains("there is no module other"), "{stderr}");
     verify(&["analytics", "--data", "d", "--wait", "0s"]).code(2);
-    let told = verify(&["analytics", "--data", "d", "--module", "orders"]).code(0).out;
-    assert!(told.contains("0 records compared, all equal"), "{told}");
+    let stdout = verify(&["analytics", "--data", "d", "--module", "orders"]).code(0).out;
+    assert!(stdout.contains("0 records compared, all equal"), "{stdout}");
 }
 
 /// PostgreSQL keeps keys in an order of its own and writes numbers out: the same values all the same. Only a role that
@@ -145,8 +145,8 @@ fn records_in_postgres_are_compared_by_the_role_of_maintenance() {
     assert_eq!((&receipt["records"], &receipt["differences"]), (&json!(9), &json!(0)), "{receipt}");
     let of_one =
         ["--set", &keeper, "--tenant", "0190d3a0-5b7e-7c3a-9f51-000000000001", "--module", &place.slug];
-    let told = verify(&of_one).code(0).out;
-    assert!(told.contains("3 records compared, all equal"), "{told}");
+    let stdout = verify(&of_one).code(0).out;
+    assert!(stdout.contains("3 records compared, all equal"), "{stdout}");
     let refused = verify(&[]);
     assert!(refused.code.is_some_and(|code| code > 1), "{}", refused.out);
     assert!(refused.err.contains("does not see the records of all tenants"), "{}", refused.err);

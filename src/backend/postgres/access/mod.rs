@@ -22,6 +22,7 @@ pub use schema::{
 
 use super::database::{BEGIN_BRIEFLY, Database, begin};
 use super::error::{Meaning, meaning, translate};
+use super::executor::Repeat;
 use super::schema::check_name;
 use super::{BEGIN, Migrate, Pooling, connect, verify};
 use crate::access::decide::{self, Change, Found};
@@ -32,10 +33,6 @@ use crate::access::{
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::Tenant;
-
-/// How often a transaction in doubt, or one that met others, is sent again.
-const ATTEMPTS_MAX: u32 = 5;
-const PAUSE: Duration = Duration::from_millis(20);
 
 /// Settings of API tokens in PostgreSQL.
 #[derive(Debug, Clone)]
@@ -144,20 +141,19 @@ impl Inner {
 
     /// After an error: waits a moment if what failed can be sent again, because its answer was lost or
     /// others were in the way. The error otherwise.
-    async fn pause(&self, what: &str, error: sqlx::Error, attempts: u32) -> Result<()> {
+    async fn pause(&self, what: &str, error: sqlx::Error, repeat: &mut Repeat) -> Result<()> {
         self.database.note_pooler(&error);
         let again = matches!(meaning(&error), Meaning::Doubt | Meaning::Conflict | Meaning::Unique);
-        // A full pool is no doubt: waiting again would only make it fuller.
-        if !again || matches!(error, sqlx::Error::PoolTimedOut) || attempts >= ATTEMPTS_MAX {
+        // A full pool is not a doubt: waiting again would only make it fuller.
+        if !again || matches!(error, sqlx::Error::PoolTimedOut) || !repeat.again().await {
             return Err(fail(what, error));
         }
-        tokio::time::sleep(PAUSE * attempts).await;
         Ok(())
     }
 
     /// Runs one statement on its own, which can be repeated.
     async fn rows(&self, what: &str, statement: impl Fn() -> Statement) -> Result<Vec<PgRow>> {
-        let mut attempts = 1;
+        let mut repeat = Repeat::statement();
         loop {
             let answer = if self.database.pooled() {
                 self.rows_in_transaction(statement()).await
@@ -166,9 +162,8 @@ impl Inner {
             };
             match answer {
                 Ok(rows) => return Ok(rows),
-                Err(error) => self.pause(what, error, attempts).await?,
+                Err(error) => self.pause(what, error, &mut repeat).await?,
             }
-            attempts += 1;
         }
     }
 
@@ -187,13 +182,12 @@ impl Inner {
         by: &Actor,
         decide: impl Fn(Found<'_>, Time) -> Result<Change>,
     ) -> Result<TokenEntry> {
-        let mut attempts = 1;
+        let mut repeat = Repeat::statement();
         loop {
             match self.change_once(id, maker, by, &decide).await {
                 Ok(changed) => return changed,
-                Err(error) => self.pause(what, error, attempts).await?,
+                Err(error) => self.pause(what, error, &mut repeat).await?,
             }
-            attempts += 1;
         }
     }
 

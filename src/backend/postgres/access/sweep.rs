@@ -7,7 +7,7 @@ use crate::access::{AuditSweep, SweptAudit};
 use crate::backend::postgres::database::{BEGIN_BRIEFLY, begin};
 use crate::clock::Time;
 use crate::error::Result;
-use crate::ledger::Pace;
+use crate::ledger::SweepState;
 
 const WHAT: &str = "sweeping audit rows";
 
@@ -17,7 +17,7 @@ pub(super) async fn sweep(inner: &Inner, settings: &AuditSweep) -> Result<SweptA
     let mut tx = begin(inner.pool(), BEGIN_BRIEFLY).await.map_err(|e| fail(WHAT, e))?;
     let Some((now, before)) = lock(inner, &mut tx).await? else { return Ok(skipped) };
     let Some(plan) = settings.plan(before, now) else { return Ok(skipped) };
-    let mut swept = SweptAudit { paused_until: plan.pace.paused_until, ..SweptAudit::default() };
+    let mut swept = SweptAudit { paused_until: plan.state.paused_until, ..SweptAudit::default() };
     let s = &inner.schema;
     let sql = format!(
         "update {s}.access_meta set swept_at = 'epoch'::timestamptz + $1 * interval '1 microsecond', \
@@ -25,8 +25,8 @@ pub(super) async fn sweep(inner: &Inner, settings: &AuditSweep) -> Result<SweptA
     );
     sqlx::query(AssertSqlSafe(sql))
         .persistent(false)
-        .bind(plan.pace.swept_at.as_micros())
-        .bind(plan.pace.paused_until.map(Time::as_micros))
+        .bind(plan.state.swept_at.as_micros())
+        .bind(plan.state.paused_until.map(Time::as_micros))
         .execute(&mut *tx)
         .await
         .map_err(|e| fail(WHAT, e))?;
@@ -50,7 +50,7 @@ pub(super) async fn sweep(inner: &Inner, settings: &AuditSweep) -> Result<SweptA
 }
 
 /// Locks out other sweeps until the transaction ends; `None` if one is under way.
-async fn lock(inner: &Inner, tx: &mut PgTransaction<'_>) -> Result<Option<(Time, Option<Pace>)>> {
+async fn lock(inner: &Inner, tx: &mut PgTransaction<'_>) -> Result<Option<(Time, Option<SweepState>)>> {
     let s = &inner.schema;
     let (now, swept_at) = (us(&format!("{s}.access_now()")), us("swept_at"));
     let sql = format!(
@@ -64,8 +64,8 @@ async fn lock(inner: &Inner, tx: &mut PgTransaction<'_>) -> Result<Option<(Time,
         .map_err(|e| fail(WHAT, e))?;
     Ok(row.map(|(now, swept_at, paused_until)| {
         let paused_until = paused_until.map(Time::from_micros);
-        let pace = swept_at.map(|at| Pace { swept_at: Time::from_micros(at), paused_until });
-        (Time::from_micros(now), pace)
+        let state = swept_at.map(|at| SweepState { swept_at: Time::from_micros(at), paused_until });
+        (Time::from_micros(now), state)
     }))
 }
 

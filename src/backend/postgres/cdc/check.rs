@@ -62,8 +62,8 @@ impl PgCdc {
             .await
             .map_err(|e| translate(WHAT, e))?;
         if !modules {
-            let told = "there are no modules yet: `hapax modules create SLUG` makes the first, and the publication with it";
-            return Ok(vec![finding(Level::Refusal, "publication", told)]);
+            let message = "there are no modules yet: `hapax modules create SLUG` makes the first, and the publication with it";
+            return Ok(vec![finding(Level::Refusal, "publication", message)]);
         }
         let state: State = sqlx::query_as(AssertSqlSafe(sql))
             .persistent(false)
@@ -86,11 +86,11 @@ impl State {
         if self.wal_level == "logical" {
             say(Level::Fine, "wal_level", "wal_level is logical".into());
         } else {
-            let told = format!(
+            let text = format!(
                 "wal_level is {}, and Debezium needs logical: set it in postgresql.conf and restart the server",
                 self.wal_level
             );
-            say(Level::Refusal, "wal_level", told);
+            say(Level::Refusal, "wal_level", text);
         }
         let names = |names: &[String]| names.join(", ");
         let publication = if !self.published {
@@ -102,7 +102,7 @@ impl State {
         } else if !self.foreign.is_empty() {
             let foreign = names(&self.foreign);
             format!(
-                "the publication hapax_records has tables that are no modules: ALTER PUBLICATION hapax_records DROP TABLE {foreign}"
+                "the publication hapax_records has tables that are not modules: ALTER PUBLICATION hapax_records DROP TABLE {foreign}"
             )
         } else if !self.missing.is_empty() {
             let missing = names(&self.missing);
@@ -125,16 +125,16 @@ impl State {
         if self.partial.is_empty() {
             say(Level::Fine, "replica identity", "that of every module is FULL".into());
         } else {
-            let told = format!(
+            let text = format!(
                 "the replica identity is not FULL, so deletions come without their seq: ALTER TABLE module_SLUG.records REPLICA \
                  IDENTITY FULL for {}",
                 names(&self.partial)
             );
-            say(Level::Refusal, "replica identity", told);
+            say(Level::Refusal, "replica identity", text);
         }
         if !self.pulses {
-            let told = "there is no table of pulses in the publication, so lastSyncAt stays unknown: `hapax cdc apply` makes it";
-            say(Level::Warning, "pulses", told.into());
+            let text = "there is no table of pulses in the publication, so lastSyncAt stays unknown: `hapax cdc apply` makes it";
+            say(Level::Warning, "pulses", text.into());
         }
         let role = match (self.replicates, self.sees) {
             (None, _) => {
@@ -149,16 +149,16 @@ impl State {
             )),
             _ => None,
         };
-        if let Some(told) = role {
-            say(Level::Refusal, "role", told);
+        if let Some(text) = role {
+            say(Level::Refusal, "role", text);
         }
         if self.keep == "-1" {
-            let told = "max_slot_wal_keep_size is not limited: while Debezium is down, the log grows until the disk is full. Set it, \
+            let text = "max_slot_wal_keep_size is not limited: while Debezium is down, the log grows until the disk is full. Set it, \
                         and watch the slot's lag: a slot that needs more than it is lost";
-            say(Level::Warning, "max_slot_wal_keep_size", told.into());
+            say(Level::Warning, "max_slot_wal_keep_size", text.into());
         } else {
-            let told = format!("{}: a slot that is further behind is lost", self.keep);
-            say(Level::Fine, "max_slot_wal_keep_size", told);
+            let text = format!("{}: a slot that is further behind is lost", self.keep);
+            say(Level::Fine, "max_slot_wal_keep_size", text);
         }
         found
     }
@@ -166,21 +166,23 @@ impl State {
 
 fn of_slot(name: &str, slot: Option<&Slot>, newer: bool) -> Vec<Finding> {
     let Some(slot) = slot else {
-        let told = format!("there is no replication slot {name} yet: `hapax cdc apply` has Debezium make it");
-        return vec![finding(Level::Warning, "slot", told)];
+        let message =
+            format!("there is no replication slot {name} yet: `hapax cdc apply` has Debezium make it");
+        return vec![finding(Level::Warning, "slot", message)];
     };
     let lag = slot.lag_bytes >> 20;
     let first = if slot.lost {
-        let told = format!(
+        let message = format!(
             "the server removed log that the replication slot {name} needs, so changes are missing: raise analytics.generation, \
-             `hapax cdc remove --slot`, and build the read model again from a new cdc.topic"
+             name a new cdc.topic, run `hapax cdc remove --slot` and `hapax cdc apply`, and build the read model again (`hapax \
+             analytics rebuild`)"
         );
-        finding(Level::Refusal, "slot", told)
+        finding(Level::Refusal, "slot", message)
     } else if !slot.active {
-        let told = format!(
+        let message = format!(
             "nobody reads the replication slot {name}, which is {lag} MiB behind: see `hapax cdc status`"
         );
-        finding(Level::Warning, "slot", told)
+        finding(Level::Warning, "slot", message)
     } else if slot.lag_bytes > LAG_BYTES {
         finding(
             Level::Warning,
@@ -192,11 +194,11 @@ fn of_slot(name: &str, slot: Option<&Slot>, newer: bool) -> Vec<Finding> {
     };
     let mut found = vec![first];
     if newer && !slot.failover {
-        let told = format!(
+        let message = format!(
             "the replication slot {name} is not kept on standbys, so a failover loses it: slot.failover = true, and \
              sync_replication_slots on the standby"
         );
-        found.push(finding(Level::Warning, "slot", told));
+        found.push(finding(Level::Warning, "slot", message));
     }
     found
 }
@@ -222,7 +224,7 @@ mod tests {
         }
     }
 
-    fn told(state: &State) -> String {
+    fn messages(state: &State) -> String {
         let bad = state.findings("cdc").into_iter().filter(|finding| finding.level != Level::Fine);
         bad.map(|finding| format!("{:?} {}: {}", finding.level, finding.check, finding.message))
             .collect::<Vec<_>>()
@@ -230,10 +232,10 @@ mod tests {
     }
 
     #[test]
-    fn each_problem_is_told_with_its_remedy() {
-        assert_eq!(told(&state()), "");
+    fn each_problem_is_reported_with_its_remedy() {
+        assert_eq!(messages(&state()), "");
         let orders = || vec!["orders".to_owned()];
-        for (state, told_of) in [
+        for (state, expected) in [
             (State { wal_level: "replica".into(), ..state() }, "Refusal wal_level: wal_level is replica"),
             (State { published: false, ..state() }, "hapax modules create"),
             (State { everything: true, ..state() }, "keys, answers and tokens leave"),
@@ -247,13 +249,13 @@ mod tests {
             (State { sees: Some(false), ..state() }, "snapshot would be empty"),
             (State { keep: "-1".into(), ..state() }, "Warning max_slot_wal_keep_size"),
         ] {
-            let told = told(&state);
-            assert!(told.contains(told_of) && told.lines().count() == 1, "{told_of}: {told}");
+            let text = messages(&state);
+            assert!(text.contains(expected) && text.lines().count() == 1, "{expected}: {text}");
         }
     }
 
     #[test]
-    fn a_slot_is_told_by_its_state() {
+    fn a_slot_is_known_by_its_state() {
         let slot = Slot { active: true, lag_bytes: 0, lost: false, failover: true };
         let levels =
             |slot: Option<&Slot>| of_slot("s", slot, true).iter().map(|f| f.level).collect::<Vec<_>>();

@@ -68,7 +68,7 @@ impl Endpoint {
     /// Reads a URL. Other hosts are verified, unless the URL says otherwise. `name` is the setting that has
     /// the URL.
     pub fn of(name: &str, url: &str) -> Result<Self> {
-        let bad = |why: String| Error::Config(format!("{name} is not a PostgreSQL URL: {why}"));
+        let bad = |reason: String| Error::Config(format!("{name} is not a PostgreSQL URL: {reason}"));
         if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
             return Err(bad("it begins with no postgres://".into()));
         }
@@ -265,7 +265,7 @@ mod tests {
         ] {
             assert_eq!(Endpoint::of("journal.url", url).unwrap().ssl_mode, mode, "{url}");
         }
-        let told = Endpoint::of("journal.url", "sqlite:x.db").unwrap_err().to_string();
-        assert!(told.contains("journal.url"), "{told}");
+        let message = Endpoint::of("journal.url", "sqlite:x.db").unwrap_err().to_string();
+        assert!(message.contains("journal.url"), "{message}");
     }
 }

@@ -156,15 +156,15 @@ impl Sql {
                 },
                 "$3",
                 &anchor::is_same("$1", "$4"),
-                &read::is_alive("$5", "$6"),
+                &read::is_same_incarnation("$5", "$6"),
             ),
             read_aggregate: paged("{s}.journal_read_aggregate($1, $2, $3, $4)", "$5", "true", "true"),
             find: read("{s}.journal_find($1, $2)"),
             head: sql("select last from {s}.journal_head where tenant = $1 and aggregate = $2"),
             next: sql("select {s}.journal_next($1)"),
             horizon: sql(&format!(
-                "select o_drawn, o_writers, {} as o_life from {{s}}.journal_horizon()",
-                read::LIFE
+                "select o_drawn, o_writers, {} as o_incarnation from {{s}}.journal_horizon()",
+                read::INCARNATION
             )),
             save: sql(&format!(
                 "update {{s}}.journal_relay set checkpoint = $3::text::json, saved_at = {{s}}.journal_now() \

@@ -8,10 +8,10 @@
 //! below it were rolled back. Transactions that do not write to the journal are ignored, as are
 //! those of other databases.
 //!
-//! All of that holds within one life of the server. After a crash or a failover, the server may
+//! All of that holds within one incarnation of the server. After a crash or a failover, the server may
 //! draw positions again that were decided (a sequence survives only as far as its WAL was flushed),
-//! and catch up with what was drawn before. So the number is kept with the life in which it was
-//! learned, and with every page the server says whether it is still in that life.
+//! and catch up with what was drawn before. So the number is kept with the incarnation in which it was
+//! learned, and with every page the server says whether it is still in that incarnation.
 //!
 //! A hot standby shows what was committed on its primary, but not which transactions are writing
 //! there. In recovery nothing is decided: a reader waits at every hole, even one whose writer
@@ -84,33 +84,33 @@ from_row! {
 
 from_row! { "o_",
     /// How many positions were drawn, and who may still fill some of them.
-    struct HorizonRow { drawn: Option<i64>, writers: Vec<String>, life: String }
+    struct HorizonRow { drawn: Option<i64>, writers: Vec<String>, incarnation: String }
 }
 
-/// SQL that identifies the life of a server, readable by every role: when it started, when it last
+/// SQL that identifies the incarnation of a server, readable by every role: when it started, when it last
 /// recovered from a crash (which resets its statistics, even if only its processes were restarted),
 /// whether it is still a replica, and whether database and table were made anew. A needless change
 /// costs one more look at the next hole.
-pub(super) const LIFE: &str = "(select pg_catalog.concat_ws('/', extract(epoch from pg_catalog.pg_postmaster_start_time()), \
+pub(super) const INCARNATION: &str = "(select pg_catalog.concat_ws('/', extract(epoch from pg_catalog.pg_postmaster_start_time()), \
      extract(epoch from pg_catalog.pg_stat_get_bgwriter_stat_reset_time()), pg_catalog.pg_is_in_recovery(), \
      '{s}.journal'::regclass::oid, (select d.oid from pg_catalog.pg_database d where d.datname = current_database())))";
 
-/// SQL for whether the server is still in the life `life`, in which everything up to `settled` was
+/// SQL for whether the server is still in the incarnation `incarnation`, in which everything up to `settled` was
 /// decided.
-pub(super) fn is_alive(life: &str, settled: &str) -> String {
-    format!("(select {LIFE} = {life}::text and {settled}::bigint <= {})", anchor::DRAWN)
+pub(super) fn is_same_incarnation(incarnation: &str, settled: &str) -> String {
+    format!("(select {INCARNATION} = {incarnation}::text and {settled}::bigint <= {})", anchor::DRAWN)
 }
 
-/// Up to where everything is decided, and in which life of the server this was learned.
+/// Up to where everything is decided, and in which incarnation of the server this was learned.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Known {
     pub(super) settled: u64,
-    life: Arc<str>,
+    incarnation: Arc<str>,
 }
 
 impl Known {
     /// Up to where everything is decided, if the server that returned these rows is still in the
-    /// life in which this was learned; else 0.
+    /// incarnation in which this was learned; else 0.
     fn settled_for(&self, rows: &[Row]) -> u64 {
         if mutant!("journal_skips_holes") {
             return u64::MAX;
@@ -147,12 +147,12 @@ impl Horizon {
         *watch = None;
     }
 
-    fn apply(&self, watch: &mut Option<Watch>, life: &str, drawn: u64, writers: HashSet<String>) {
+    fn apply(&self, watch: &mut Option<Watch>, incarnation: &str, drawn: u64, writers: HashSet<String>) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let decided = watch.as_ref().map_or(0, |watch| watch.up_to).max(known.settled);
-        if *known.life != *life || drawn < decided {
-            // The positions and writers seen before belong to another life.
-            *known = Known { settled: 0, life: life.into() };
+        if *known.incarnation != *incarnation || drawn < decided {
+            // The positions and writers seen before belong to another incarnation.
+            *known = Known { settled: 0, incarnation: incarnation.into() };
             *watch = None;
         }
         let is_prepared = |writer: &&String| writer.starts_with('p');
@@ -182,16 +182,16 @@ pub(super) async fn settle(inner: &Inner) -> Result<Known> {
     let mut watch = inner.horizon.watch.lock().await;
     let query = sqlx::query_as::<_, HorizonRow>(AssertSqlSafe(Arc::clone(&inner.sql.horizon)));
     let found = inner.fetch_first("looking for writers", query).await?;
-    let HorizonRow { drawn, writers, life } =
+    let HorizonRow { drawn, writers, incarnation } =
         found.ok_or_else(|| Error::Corrupt("the journal's horizon is missing".into()))?;
-    if drawn.is_none() && *inner.horizon.known().life != *life {
+    if drawn.is_none() && *inner.horizon.known().incarnation != *incarnation {
         tracing::warn!(
             target: "hapax",
             "this server is a standby and does not show who writes on its primary: a reader waits at each position that has no event, \
              also where a transaction was rolled back; read on the primary"
         );
     }
-    inner.horizon.apply(&mut watch, &life, drawn.unwrap_or(0) as u64, writers.into_iter().collect());
+    inner.horizon.apply(&mut watch, &incarnation, drawn.unwrap_or(0) as u64, writers.into_iter().collect());
     Ok(inner.horizon.known())
 }
 
@@ -224,7 +224,7 @@ pub(super) async fn read(inner: &Inner, after: &Position, limit: usize) -> Resul
             .bind(count(limit.min(events_max(bytes_max)) as u64))
             .bind(count(bytes_max as u64))
             .bind(anchor)
-            .bind(known.life.to_string())
+            .bind(known.incarnation.to_string())
             .bind(count(known.settled));
         let rows = inner.fetch_all("reading the journal", query).await?;
         if limit > 0 && anchor.is_some() && rows.first().is_none_or(|row| !row.same) {
@@ -425,8 +425,14 @@ mod tests {
         apply_in("one", horizon, watch, drawn, names)
     }
 
-    fn apply_in(life: &str, horizon: &Horizon, watch: &mut Option<Watch>, drawn: u64, names: &[&str]) -> u64 {
-        horizon.apply(watch, life, drawn, writers(names));
+    fn apply_in(
+        incarnation: &str,
+        horizon: &Horizon,
+        watch: &mut Option<Watch>,
+        drawn: u64,
+        names: &[&str],
+    ) -> u64 {
+        horizon.apply(watch, incarnation, drawn, writers(names));
         horizon.known().settled
     }
 

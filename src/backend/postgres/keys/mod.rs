@@ -29,14 +29,16 @@ use sql::Sql;
 use self::seen::Seen;
 use super::database::{BEGIN_BRIEFLY, begin};
 use super::error::{Meaning, meaning, translate};
+use super::executor::Repeat;
 use super::schema::check_name;
 use super::{BEGIN, Migrate, Pooling, connect, verify};
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::Tenant;
 use crate::keyed::{
-    AfterFailure, Answer, Begin, Begun, Decided, Ended, IdempotencyKey, Kept, KeyEntry, KeyLease, KeyStatus,
-    KeySweep, Keys, KeysCapabilities, KeysInfo, ListKeys, Resolution, Resolved, SweptKeys, check_lease,
+    AfterFailure, Answer, Begin, Begun, Decided, Ended, IdempotencyKey, Kept, KeyEntry, KeyLease, KeyState,
+    KeyStatus, KeySweep, Keys, KeysCapabilities, KeysInfo, ListKeys, Resolution, Resolved, SweptKeys,
+    check_lease,
 };
 use crate::ledger::Token;
 
@@ -44,11 +46,10 @@ use crate::ledger::Token;
 const WAIT: &str = "100ms";
 /// How long a connection may take to answer before it is used.
 const SILENT: Duration = Duration::from_secs(5);
-/// How often a statement in doubt, or one that met others, is sent again.
-const ATTEMPTS_MAX: u32 = 5;
-const PAUSE: Duration = Duration::from_millis(20);
-/// How often a request is begun again while its own first try, whose connection was lost, has it.
+/// How often a request is begun again while its own first try, whose connection was lost, has it; and
+/// the pause before each.
 const UNDECIDED_MAX: u32 = 30;
+const UNDECIDED_PAUSE: Duration = Duration::from_millis(20);
 
 /// Settings of keys in PostgreSQL.
 #[derive(Debug, Clone)]
@@ -173,7 +174,7 @@ fn fail(what: &str, error: sqlx::Error) -> Error {
         Some("22023") => {
             Error::invalid("request", error.as_database_error().map_or("", |db| db.message()).to_owned())
         }
-        // What a COMMIT would answer with a rollback that is no error.
+        // What a COMMIT would answer with a rollback that is not an error.
         Some("25P02") => Error::Refused {
             what: format!(
                 "a statement of the transaction failed before, and nothing of it can be kept ({what})"
@@ -237,7 +238,7 @@ impl Inner {
         statement: impl Fn() -> Statement<'static>,
         is_decided: impl Fn(&[PgRow]) -> bool,
     ) -> Result<Ran> {
-        let (mut attempts, mut undecided, mut is_in_doubt) = (1, 0, false);
+        let (mut repeat, mut undecided, mut is_in_doubt) = (Repeat::statement(), 0, false);
         loop {
             let answer = if self.pooled() || *seen != Seen::Nothing {
                 async {
@@ -256,28 +257,26 @@ impl Inner {
                 Ok(rows) if !is_in_doubt || is_decided(&rows) => return Ok(Ran { rows, is_in_doubt }),
                 Ok(_) if undecided == UNDECIDED_MAX => {
                     let what =
-                        format!("{what}: the connection was lost, and the first try is still under way");
+                        format!("{what}: the connection was lost, and the first attempt is still running");
                     return Err(Error::Contended { what, source: None });
                 }
                 Ok(_) => {
                     undecided += 1;
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(UNDECIDED_PAUSE).await;
                     continue;
                 }
                 Err(error) => error,
             };
             is_in_doubt |= meaning(&error) == Meaning::Doubt;
             let again = matches!(meaning(&error), Meaning::Doubt | Meaning::Conflict);
-            // A full pool is no doubt: waiting again would only make it fuller.
-            if !again || matches!(error, sqlx::Error::PoolTimedOut) || attempts == ATTEMPTS_MAX {
+            // A full pool is not a doubt: waiting again would only make it fuller.
+            if !again || matches!(error, sqlx::Error::PoolTimedOut) || !repeat.again().await {
                 return Err(fail(what, error));
             }
             let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
             if matches!(code.as_deref(), Some("26000" | "42P05")) {
                 self.pooled.store(true, Ordering::Relaxed); // a pooler is in front after all
             }
-            tokio::time::sleep(PAUSE * attempts).await;
-            attempts += 1;
         }
     }
 
@@ -391,22 +390,13 @@ fn entry(row: &PgRow) -> Result<KeyEntry> {
     Ok(KeyEntry {
         tenant: if tenant.is_empty() { None } else { Some(Tenant::new(tenant)?) },
         key: IdempotencyKey::new(text(1)?)?,
-        state: state(&text(2)?),
+        state: KeyState::try_from(text(2)?.as_str())?,
         token: Token(row.try_get(3).map_err(read)?),
         begun_at: time(4)?.unwrap_or_default(),
         settled_at: time(5)?,
         status: status.and_then(|status| u16::try_from(status).ok()),
         resolved,
     })
-}
-
-fn state(word: &str) -> &'static str {
-    match word {
-        "done" => "done",
-        "running" => "running",
-        "outcome-unknown" => "outcome-unknown",
-        _ => "free",
-    }
 }
 
 impl PgKeys {
@@ -426,16 +416,17 @@ impl PgKeys {
                 .map(|at| Time::from_micros(at.unwrap_or_default()))
                 .map_err(read)
         };
-        Ok(match row.try_get::<String, _>(0).map_err(read)?.as_str() {
-            "done" => KeyStatus::Done(Kept {
+        let label: String = row.try_get(0).map_err(read)?;
+        Ok(match KeyState::try_from(label.as_str())? {
+            KeyState::Done => KeyStatus::Done(Kept {
                 answer: answer_of(row, 4)?,
                 at: time(3)?,
                 mine: false,
                 parts: row.try_get(7).map_err(read)?,
             }),
-            "running" => KeyStatus::Running { until: Some(time(1)?) },
-            "outcome-unknown" => KeyStatus::OutcomeUnknown { since: time(2)? },
-            _ => KeyStatus::Free,
+            KeyState::Running => KeyStatus::Running { until: Some(time(1)?) },
+            KeyState::OutcomeUnknown => KeyStatus::OutcomeUnknown { since: time(2)? },
+            KeyState::Free => KeyStatus::Free,
         })
     }
 }

@@ -55,8 +55,8 @@ impl Seen {
             Seen::Tenant(tenant) => ("hapax.tenant", tenant.as_str()),
             Seen::All => ("hapax.maintenance", "on"),
         };
-        let told = sqlx::query("select set_config($1, $2, true)").persistent(false).bind(name).bind(value);
-        told.execute(&mut **tx).await?;
+        let setting = sqlx::query("select set_config($1, $2, true)").persistent(false).bind(name).bind(value);
+        setting.execute(&mut **tx).await?;
         Ok(())
     }
 }

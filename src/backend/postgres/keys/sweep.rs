@@ -14,13 +14,14 @@ use sqlx::{AssertSqlSafe, PgTransaction};
 
 use super::seen::Seen;
 use super::sql::us;
-use super::{ATTEMPTS_MAX, Inner, PAUSE, fail};
+use super::{Inner, fail};
 use crate::backend::postgres::database::begin;
 use crate::backend::postgres::error::{Meaning, meaning};
+use crate::backend::postgres::executor::Repeat;
 use crate::clock::Time;
 use crate::error::Result;
 use crate::keyed::{KeySweep, SweptKeys};
-use crate::ledger::Pace;
+use crate::ledger::SweepState;
 
 const WHAT: &str = "sweeping keys";
 /// Begins a transaction of a sweep. If its process stops in it, the server ends it: other sweeps wait for
@@ -41,19 +42,15 @@ pub(super) async fn sweep(inner: &Inner, settings: &KeySweep) -> Result<SweptKey
         return Ok(SweptKeys { skipped: true, ..SweptKeys::default() });
     };
     let Some(horizon) = horizon else { return Ok(swept) };
-    let mut attempts = 1;
+    let mut repeat = Repeat::statement();
     loop {
         let gone = match batch(inner, settings, horizon).await {
             Ok(gone) => gone,
             // A batch can be repeated: what is gone is gone.
-            Err(error) if may_repeat(&error) && attempts < ATTEMPTS_MAX => {
-                tokio::time::sleep(PAUSE * attempts).await;
-                attempts += 1;
-                continue;
-            }
+            Err(error) if may_repeat(&error) && repeat.again().await => continue,
             Err(error) => return Err(fail(WHAT, error)),
         };
-        attempts = 1;
+        repeat = Repeat::statement();
         swept.keys += gone;
         settings.forgot(gone);
         if gone < settings.batch_max as u64 {
@@ -76,7 +73,7 @@ async fn begin_sweep(inner: &Inner, settings: &KeySweep) -> Result<Option<(Swept
         return Ok(None);
     }
     let Some(found) = meta(inner, &mut tx, "for update").await? else { return Ok(None) };
-    let Some(plan) = settings.plan(found.pace, found.now) else { return Ok(None) };
+    let Some(plan) = settings.plan(found.state, found.now) else { return Ok(None) };
     let s = &inner.settings.schema;
     let time = |at: &str| format!("'epoch'::timestamptz + {at} * interval '1 microsecond'");
     let sql = format!(
@@ -87,15 +84,15 @@ async fn begin_sweep(inner: &Inner, settings: &KeySweep) -> Result<Option<(Swept
     );
     sqlx::query(AssertSqlSafe(sql))
         .persistent(false)
-        .bind(plan.pace.swept_at.as_micros())
-        .bind(plan.pace.paused_until.map(Time::as_micros))
+        .bind(plan.state.swept_at.as_micros())
+        .bind(plan.state.paused_until.map(Time::as_micros))
         .bind(plan.horizon.map(Time::as_micros))
         .execute(&mut *tx)
         .await
         .map_err(failed)?;
     crate::crash_point!("keyed.sweep.commit");
     tx.commit().await.map_err(failed)?;
-    let swept = SweptKeys { paused_until: plan.pace.paused_until, ..SweptKeys::default() };
+    let swept = SweptKeys { paused_until: plan.state.paused_until, ..SweptKeys::default() };
     Ok(Some((swept, plan.horizon)))
 }
 
@@ -128,7 +125,7 @@ where
 
 struct Meta {
     now: Time,
-    pace: Option<Pace>,
+    state: Option<SweepState>,
 }
 
 async fn meta(inner: &Inner, tx: &mut PgTransaction<'_>, lock: &str) -> Result<Option<Meta>> {
@@ -147,8 +144,8 @@ async fn meta(inner: &Inner, tx: &mut PgTransaction<'_>, lock: &str) -> Result<O
         .map_err(|e| fail(WHAT, e))?;
     Ok(row.map(|(now, swept_at, paused_until, _)| {
         let paused_until = paused_until.map(Time::from_micros);
-        let pace = swept_at.map(|at| Pace { swept_at: Time::from_micros(at), paused_until });
-        Meta { now: Time::from_micros(now), pace }
+        let state = swept_at.map(|at| SweepState { swept_at: Time::from_micros(at), paused_until });
+        Meta { now: Time::from_micros(now), state }
     }))
 }
 
@@ -162,10 +159,10 @@ async fn would_forget(inner: &Inner, settings: &KeySweep) -> Result<SweptKeys> {
     Seen::by(inner, None).await?; // a role that sees one tenant only would count too few
     let mut tx = begin(&inner.pool, BEGIN).await.map_err(|e| fail(WHAT, e))?;
     let found = meta(inner, &mut tx, "").await?;
-    let Some(plan) = found.and_then(|meta| settings.plan(meta.pace, meta.now)) else {
+    let Some(plan) = found.and_then(|meta| settings.plan(meta.state, meta.now)) else {
         return Ok(SweptKeys { skipped: true, ..SweptKeys::default() });
     };
-    let mut swept = SweptKeys { paused_until: plan.pace.paused_until, ..SweptKeys::default() };
+    let mut swept = SweptKeys { paused_until: plan.state.paused_until, ..SweptKeys::default() };
     for old in OLD.iter().filter(|_| plan.horizon.is_some()) {
         let sql = format!("{HORIZON} select count(*) from {}.keys k, h where {old}", inner.settings.schema);
         let count: i64 = sqlx::query_scalar(AssertSqlSafe(sql))

@@ -1,17 +1,12 @@
 //! Keys in the caller's own transaction: exactly once.
 
-use std::time::Duration;
-
 use sqlx::{PgTransaction, Row as _};
 
 use super::{Inner, PgKeys, SILENT, WAIT, begun, fail};
 use crate::backend::postgres::database::{BEGIN_BRIEFLY, begin_answered};
+use crate::backend::postgres::executor::Repeat;
 use crate::error::{Error, Result};
 use crate::keyed::{Answer, Begin, Begun, KeyLease};
-
-/// How often a doubt is asked about: the server needs time to notice that a client is gone.
-const ATTEMPTS_MAX: u32 = 200;
-const PAUSE: Duration = Duration::from_millis(25);
 
 impl PgKeys {
     /// Begins a request in your transaction. If it is `First`, do the work in the transaction, store
@@ -35,7 +30,7 @@ impl PgKeys {
     /// Whether a request whose COMMIT was never answered took effect; its answer if so. It begins the
     /// same request (the same [`Begin`], with its nonce) again and rolls that back.
     pub async fn was_committed(&self, begin: &Begin) -> Result<Option<Answer>> {
-        let mut attempts = 0;
+        let mut repeat = Repeat::in_doubt(200);
         loop {
             let asked = async {
                 // This waits for a transaction that is still open, instead of reading past it. It may have
@@ -49,7 +44,7 @@ impl PgKeys {
             };
             match asked.await {
                 Ok(Begun::Done(kept)) if kept.mine => return Ok(Some(kept.answer)),
-                Ok(Begun::Running { until: None }) if attempts < ATTEMPTS_MAX => {}
+                Ok(Begun::Running { until: None }) if repeat.again().await => {}
                 Ok(Begun::Running { until: None }) => {
                     return Err(Error::Contended {
                         what: "resolving a doubt: the transaction in question is still open".into(),
@@ -57,11 +52,9 @@ impl PgKeys {
                     });
                 }
                 Ok(_) => return Ok(None),
-                Err(error) if error.is_retryable() && attempts < ATTEMPTS_MAX => {}
+                Err(error) if error.is_retryable() && repeat.again().await => {}
                 Err(error) => return Err(error),
             }
-            attempts += 1;
-            tokio::time::sleep(PAUSE).await;
         }
     }
 }

@@ -136,7 +136,8 @@ from_row! { "o_",
 
 impl Row {
     fn record(self, module: &ModuleSlug) -> Result<Record> {
-        let id = Uuid::try_parse(&self.id).map_err(|_| Error::Corrupt("a record's id is no UUID".into()))?;
+        let id =
+            Uuid::try_parse(&self.id).map_err(|_| Error::Corrupt("a record's id is not a UUID".into()))?;
         let payload = self.payload.ok_or_else(|| Error::Corrupt("a record has no payload".into()))?;
         Ok(Record {
             id,

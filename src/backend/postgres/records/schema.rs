@@ -69,7 +69,7 @@ fn check_roles(roles: &Roles) -> Result<()> {
     let refused = |role: &str| {
         let shown: String = role.chars().take(64).collect();
         Error::Config(format!(
-            "{shown:?} cannot be used as a role: it needs 1 to 48 characters a-z, 0-9 or _, not starting with a digit, and is no \
+            "{shown:?} cannot be used as a role: it needs 1 to 48 characters a-z, 0-9 or _, not starting with a digit, and is not a \
              word of SQL"
         ))
     };

@@ -100,6 +100,10 @@ impl PgSnapshot {
             Some(_) => format!("r.tenant_id = $1::text::uuid and r.id {than} $2::text::uuid"),
             None => format!("(r.tenant_id, r.id) {than} ($1::text::uuid, $2::text::uuid)"),
         };
+        let buckets = scan.buckets_text().map(|buckets| {
+            format!(" and get_byte(sha256(convert_to(r.id::text, 'UTF8')), 0) in ({buckets})")
+        });
+        let from = from + buckets.as_deref().unwrap_or_default();
         let sql = PAGE.replace("{table}", &format!("module_{module}.records")).replace("{from}", &from);
         let sql = sql.replace("{each}", &RECORD_BYTES.to_string());
         let tenant = scan.tenant.or(after.map(|after| after.tenant)).unwrap_or_default();
@@ -120,7 +124,7 @@ impl Found {
     fn record(self, module: &ModuleSlug) -> Result<OfTenant> {
         let Found { tenant, id, seq, payload, created_us, updated_us } = self;
         let tenant =
-            Uuid::try_parse(&tenant).map_err(|_| Error::Corrupt("a record's tenant is no UUID".into()))?;
+            Uuid::try_parse(&tenant).map_err(|_| Error::Corrupt("a record's tenant is not a UUID".into()))?;
         Ok(OfTenant { tenant, record: Row { id, seq, payload, created_us, updated_us }.record(module)? })
     }
 }

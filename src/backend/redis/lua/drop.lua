@@ -1,9 +1,9 @@
 -- Drops a week that was not written to since it was scanned, and keeps its open rows.
--- KEYS[1]: the ledger. ARGV: the ledger's id, life and last write; the week; its note when it was
+-- KEYS[1]: the ledger. ARGV: the ledger's id, incarnation and last write; the week; its note when it was
 -- scanned; the number of open rows, each (scope, id); then the index entries of rows that go, each
 -- (index, member).
 -- Returns nothing, or how many rows the week had and how many of them are kept.
-if is_other_life() then return redis.error_reply('HAPAXLIFE the script was meant for another life of the ledger') end
+if is_other_incarnation() then return redis.error_reply('HAPAXSTALE the script was meant for another incarnation of the ledger') end
 local p = KEYS[1]
 local at = 3
 local function take()

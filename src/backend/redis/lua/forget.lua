@@ -1,8 +1,8 @@
 -- Removes rows that have not changed since they were read.
--- KEYS[1]: the ledger. ARGV: the ledger's id, life and last write; rows as (key, field, stamp,
+-- KEYS[1]: the ledger. ARGV: the ledger's id, incarnation and last write; rows as (key, field, stamp,
 -- index or nothing, member).
 -- Returns how many were removed.
-if is_other_life() then return redis.error_reply('HAPAXLIFE the script was meant for another life of the ledger') end
+if is_other_incarnation() then return redis.error_reply('HAPAXSTALE the script was meant for another incarnation of the ledger') end
 local p = KEYS[1]
 local gone = 0
 for n = 4, #ARGV, 5 do

@@ -1,6 +1,6 @@
 -- Sets values if they are newer: for each record a marker with its version, and its value.
 -- KEYS: marker and value of each. ARGV[1]: 1 for a fill, which may also put back the value of the version that is marked.
--- Then for each: version (20 digits), P (present) or D (deleted), life of the marker and of the value in ms (0: no end), value.
+-- Then for each: version (20 digits), P (present) or D (deleted), TTL of the marker and of the value in ms (0: no end), value.
 -- Versions are compared as texts of one length: a number here is a double, which loses integers above 2^53.
 local answers = {}
 for n = 1, #KEYS / 2 do

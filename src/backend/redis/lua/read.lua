@@ -1,8 +1,8 @@
 -- Reads what a decision needs, in one snapshot, and changes nothing.
--- KEYS[1]: the ledger. ARGV: the ledger's id, life and last write; names of scopes; weeks; rows as
+-- KEYS[1]: the ledger. ARGV: the ledger's id, incarnation and last write; names of scopes; weeks; rows as
 -- (scope, week, id); heads as (scope, aggregate). A length precedes each list. A scope is its index
 -- among the names or, if negative, its number.
-if is_other_life() then return redis.error_reply('HAPAXLIFE the script was meant for another life of the ledger') end
+if is_other_incarnation() then return redis.error_reply('HAPAXSTALE the script was meant for another incarnation of the ledger') end
 local p = KEYS[1]
 local at = 3
 local function take()

@@ -1,10 +1,10 @@
 -- Reserves dead letters that nobody has reserved: their score becomes the end of the reservation.
 -- Any other write to a row sets its score anew, which ends the reservation. A reservation that is
 -- lost with the server costs one more copy.
--- KEYS[1]: the ledger. ARGV: the ledger's id, life and last write; for how many microseconds; then
+-- KEYS[1]: the ledger. ARGV: the ledger's id, incarnation and last write; for how many microseconds; then
 -- (index, member) of each.
 -- Returns the members that were reserved.
-if is_other_life() then return redis.error_reply('HAPAXLIFE the script was meant for another life of the ledger') end
+if is_other_incarnation() then return redis.error_reply('HAPAXSTALE the script was meant for another incarnation of the ledger') end
 local now = present()
 local mine = {}
 for n = 5, #ARGV, 2 do

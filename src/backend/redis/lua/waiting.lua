@@ -1,12 +1,12 @@
 -- Reads part of an index, by time: the start of each row, which includes its order, and the heads
 -- of the rows' aggregates. Changes nothing. Payloads stay on the server: they may be large, and few
 -- of the waiting rows are needed.
--- KEYS[1]: the ledger. ARGV: the ledger's id, life and last write; the index; the scope's number;
+-- KEYS[1]: the ledger. ARGV: the ledger's id, incarnation and last write; the index; the scope's number;
 -- the latest time; how many members to skip; how many to return at most; how many bytes of a row to
 -- return before and after its aggregate.
 -- Returns how many members there were, rows as (member, start), heads as (aggregate, head), and the
 -- rows' times.
-if is_other_life() then return redis.error_reply('HAPAXLIFE the script was meant for another life of the ledger') end
+if is_other_incarnation() then return redis.error_reply('HAPAXSTALE the script was meant for another incarnation of the ledger') end
 local p = KEYS[1]
 local found = redis.call('ZRANGEBYSCORE', p .. ARGV[4], '-inf', ARGV[6], 'WITHSCORES', 'LIMIT', ARGV[7], ARGV[8])
 local before, behind = tonumber(ARGV[9]), tonumber(ARGV[10])

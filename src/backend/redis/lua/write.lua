@@ -1,9 +1,9 @@
 -- Writes a decision, if nothing it was based on has changed and little time has passed.
--- KEYS[1]: the ledger. ARGV: the ledger's id, life and last write; when it was decided; the version
+-- KEYS[1]: the ledger. ARGV: the ledger's id, incarnation and last write; when it was decided; the version
 -- of the weeks; the number of scopes, if one is new; the highest token; the number of checks, each
 -- (key, field, stamp or nothing); then the actions.
 -- Returns 'ok' and the number of the write, or why nothing was written.
-if is_other_life() then return redis.error_reply('HAPAXLIFE the script was meant for another life of the ledger') end
+if is_other_incarnation() then return redis.error_reply('HAPAXSTALE the script was meant for another incarnation of the ledger') end
 local p = KEYS[1]
 local at = 3
 local function take()

@@ -25,6 +25,9 @@ use crate::access::{
 use crate::clock::{Clock, SystemClock, Time};
 use crate::error::{Error, Result};
 
+/// What the file is called in messages.
+const FILE: &str = "file of API tokens";
+
 /// A store of API tokens in an SQLite file. Clones share its connections; dropping the last clone
 /// closes them.
 #[derive(Clone)]
@@ -78,16 +81,6 @@ impl requests::Writer for Writer {
     }
 }
 
-fn open_file(path: &Path, access: connect::Access) -> Result<Connection> {
-    if path.as_os_str().is_empty() || path == Path::new(":memory:") {
-        return Err(Error::invalid(
-            "file of API tokens",
-            "it needs a name: tokens in memory are MemoryAccess",
-        ));
-    }
-    connect::open_file(path, access, "file of API tokens")
-}
-
 impl SqliteAccess {
     /// Opens a file, creating it if it is missing; its directory must exist. Brings the schema up to
     /// date; several processes may do so at once. Switches the file permanently to a write-ahead log.
@@ -99,7 +92,7 @@ impl SqliteAccess {
     /// Opens a file that holds API tokens with this build's schema. It never creates or migrates them.
     pub fn open_existing(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let found = open_file(path, connect::Access::Read)?;
+        let found = connect::open_file(path, connect::Access::Read, FILE)?;
         if !patiently(|| schema::PART.is_current(&found))? {
             return Err(Error::Schema(format!(
                 "there is no API token in {} yet; `hapax token create --name NAME` makes one",
@@ -113,11 +106,11 @@ impl SqliteAccess {
     /// Opens a file, with a clock of your own. All processes that share a file must agree on the time.
     pub fn open_with_clock(path: impl AsRef<Path>, clock: Arc<dyn Clock>) -> Result<Self> {
         let path = path.as_ref();
-        let conn = open_file(path, connect::Access::Write)?;
+        let conn = connect::open_file(path, connect::Access::Write, FILE)?;
         patiently(|| schema::PART.is_current(&conn))?; // refuses an unknown schema before anything is changed
         connect::make_durable(&conn)?;
         schema::PART.migrate(&conn, &[], || Ok(()))?;
-        let read = open_file(path, connect::Access::Write)?;
+        let read = connect::open_file(path, connect::Access::Write, FILE)?;
         let failed = |error| Error::unavailable("starting the threads of the API tokens", error);
         let (write, writing) = requests::start(Writer { conn, clock: Arc::clone(&clock) }).map_err(failed)?;
         let (read, reading) = reader::start(read).map_err(failed)?;

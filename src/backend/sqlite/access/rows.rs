@@ -12,7 +12,7 @@ use crate::backend::sqlite::fault::Doing;
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::Tenant;
-use crate::ledger::Pace;
+use crate::ledger::SweepState;
 
 const COLUMNS: &str = "id, name, tenant, scopes, role, hash, previous_hash, previous_until, rotations, created_at, expires_at, \
                        revoked_at, last_used_at, made_by";
@@ -197,16 +197,16 @@ pub(super) fn begin_sweep(
             Ok((time(row.get(0)?), time(row.get(1)?)))
         })
         .doing(what)?;
-    let before = swept_at.map(|swept_at| Pace { swept_at, paused_until });
+    let before = swept_at.map(|swept_at| SweepState { swept_at, paused_until });
     let Some(plan) = settings.plan(before, now) else {
         return Ok((SweptAudit { skipped: true, ..SweptAudit::default() }, None));
     };
     conn.execute(
         "UPDATE main.hapax_access_meta SET swept_at = ?1, paused_until = ?2",
-        params![plan.pace.swept_at.as_micros(), plan.pace.paused_until.map(Time::as_micros)],
+        params![plan.state.swept_at.as_micros(), plan.state.paused_until.map(Time::as_micros)],
     )
     .doing(what)?;
-    Ok((SweptAudit { paused_until: plan.pace.paused_until, ..SweptAudit::default() }, plan.horizon))
+    Ok((SweptAudit { paused_until: plan.state.paused_until, ..SweptAudit::default() }, plan.horizon))
 }
 
 /// Forgets one batch.

@@ -57,8 +57,8 @@ impl SqliteReadModel {
         let path = path.as_ref();
         let found = connect::open_file(path, Access::Read, FILE)?;
         if !schema::PART.is_there(&found)? {
-            let told = format!("there is no read model in {}; `hapax serve` makes one", path.display());
-            return Err(Error::Schema(told));
+            let message = format!("there is no read model in {}; `hapax serve` makes one", path.display());
+            return Err(Error::Schema(message));
         }
         drop(found);
         SqliteReadModel::open(path)

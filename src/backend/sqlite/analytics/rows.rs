@@ -83,7 +83,7 @@ fn keep(conn: &Connection, change: &Change) -> Result<()> {
     Ok(())
 }
 
-/// What holds everybody back may have the place of what held one tenant back: then both are told.
+/// What holds everybody back may have the place of what held one tenant back: then both are reported.
 fn reject(conn: &Connection, partition: &Partition, of: &Rejected, holds_back: Option<Time>) -> Result<()> {
     let sql =
         "INSERT INTO main.hapax_read_rejected (topic, number, offset, tenant, reason, payload, holds_back)

@@ -92,9 +92,6 @@ impl EmbeddedBus {
         clock: Arc<dyn Clock>,
     ) -> Result<Self> {
         let path = path.as_ref();
-        if path.as_os_str().is_empty() || path == Path::new(":memory:") {
-            return Err(Error::invalid("bus file", "it needs a name: a bus in memory is MemoryBus"));
-        }
         let conn = connect::open_file(path, Access::Write, "bus")?;
         connect::make_durable(&conn)?;
         schema::make(&conn)?;

@@ -36,7 +36,7 @@ const KEPT: [&str; 13] = [
 const IDS: [&str; 4] = ["eventId", "ce_id", "idempotency_key", "event_id"];
 
 /// A record with content, and where it is.
-pub(super) struct Telling {
+pub(super) struct RecordAbout {
     part: i64,
     pos: i64,
     stamp: Time,
@@ -49,7 +49,7 @@ fn text<'h>(headers: &'h Headers, name: &str) -> Option<&'h str> {
 }
 
 /// Whether a record is the subject's, and was not erased.
-fn tells(of: &Subject, key: Option<&[u8]>, headers: &Headers) -> Result<bool> {
+fn is_about(of: &Subject, key: Option<&[u8]>, headers: &Headers) -> Result<bool> {
     if headers.get(HEADER).is_some() || text(headers, "ce_type") == Some(DELETION) {
         return Ok(false);
     }
@@ -69,7 +69,7 @@ fn tells(of: &Subject, key: Option<&[u8]>, headers: &Headers) -> Result<bool> {
 pub(super) fn scan(
     conn: &Connection,
     of: &Subject,
-    mut show: impl FnMut(Telling) -> Result<()>,
+    mut show: impl FnMut(RecordAbout) -> Result<()>,
 ) -> Result<u64> {
     let parts: Vec<i64> = conn
         .prepare("SELECT number FROM main.bus_part ORDER BY number")
@@ -86,11 +86,11 @@ pub(super) fn scan(
         while let Some(row) = rows.next().doing(WHAT)? {
             let bytes = |at| row.get::<_, Option<Vec<u8>>>(at).doing(WHAT);
             let headers = bytes(3)?.map_or(Ok(Headers::default()), |packed| unpack(&packed))?;
-            if tells(of, bytes(2)?.as_deref(), &headers)? {
+            if is_about(of, bytes(2)?.as_deref(), &headers)? {
                 count += 1;
                 let stamp = Time::from_micros(row.get(1).doing(WHAT)?);
                 let (pos, bytes) = (row.get(0).doing(WHAT)?, row.get(4).doing(WHAT)?);
-                show(Telling { part, pos, stamp, headers, bytes })?;
+                show(RecordAbout { part, pos, stamp, headers, bytes })?;
             }
         }
     }
@@ -100,19 +100,19 @@ pub(super) fn scan(
 /// Erases them, batch by batch. The scan ends first: it reads one snapshot, and must not keep the log.
 pub(super) fn erase(conn: &Connection, of: &Subject) -> Result<u64> {
     let mut all = Vec::new();
-    scan(conn, of, |telling| {
-        all.push(telling);
+    scan(conn, of, |record| {
+        all.push(record);
         Ok(())
     })?;
     for batch in all.chunks(BATCH as usize) {
-        immediate(conn, WHAT, || batch.iter().try_for_each(|telling| replace(conn, telling)))?;
+        immediate(conn, WHAT, || batch.iter().try_for_each(|record| replace(conn, record)))?;
         crate::crash_point!("erase.bus");
     }
     Ok(all.len() as u64)
 }
 
-fn replace(conn: &Connection, telling: &Telling) -> Result<()> {
-    let Telling { part, pos, stamp, headers, bytes } = telling;
+fn replace(conn: &Connection, record: &RecordAbout) -> Result<()> {
+    let RecordAbout { part, pos, stamp, headers, bytes } = record;
     if !IDS.iter().any(|name| headers.get(name).is_some()) {
         return remove(conn, *part, *pos);
     }

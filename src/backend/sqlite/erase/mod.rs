@@ -133,8 +133,8 @@ impl Place {
             Place::Ledger => {
                 let mut sum = 0;
                 for table in entry_tables(conn)? {
-                    let (telling, values) = telling(of)?;
-                    let sql = format!("SELECT count(*) FROM main.{table} WHERE {telling}");
+                    let (condition, values) = about(of)?;
+                    let sql = format!("SELECT count(*) FROM main.{table} WHERE {condition}");
                     sum += number(conn, &sql, rusqlite::params_from_iter(values))?;
                 }
                 Ok(sum)
@@ -259,7 +259,7 @@ fn entry_tables(conn: &Connection) -> Result<Vec<String>> {
 }
 
 /// Entries that tell something: the condition and its values.
-fn telling(of: &Subject) -> Result<(String, Vec<rusqlite::types::Value>)> {
+fn about(of: &Subject) -> Result<(String, Vec<rusqlite::types::Value>)> {
     use rusqlite::types::Value;
     let mut values = vec![Value::Text(of.tenant_text().to_owned())];
     let mut sql = "scope IN (SELECT number FROM main.hapax_scope WHERE tenant = ?)
@@ -287,12 +287,12 @@ fn erase_entries(conn: &Connection, of: &Subject) -> Result<u64> {
             if !has(conn, &table)? {
                 return Ok(0); // a sweep was faster
             }
-            let (telling, values) = telling(of)?;
+            let (condition, values) = about(of)?;
             let key = if table == "hapax_kept" { "week, scope, id" } else { "scope, id" };
             let sql = format!(
                 "UPDATE main.{table} SET metadata = NULL, fingerprint = NULL,
                      note = CASE WHEN note LIKE 'dropped by %' THEN note END
-                 WHERE ({key}) IN (SELECT {key} FROM main.{table} WHERE {telling} LIMIT {BATCH})"
+                 WHERE ({key}) IN (SELECT {key} FROM main.{table} WHERE {condition} LIMIT {BATCH})"
             );
             let rows = conn.execute(&sql, rusqlite::params_from_iter(values)).doing(what)?;
             Ok(rows as u64)

@@ -46,6 +46,9 @@ use crate::ledger::Token;
 const PAUSE_MIN: Duration = Duration::from_millis(2);
 const PAUSE_MAX: Duration = Duration::from_millis(50);
 
+/// What the file is called in messages.
+const FILE: &str = "journal";
+
 /// A journal in an SQLite file. Clones share its connections; dropping the last clone closes them.
 #[derive(Clone)]
 pub struct SqliteJournal(Arc<Inner>);
@@ -67,13 +70,6 @@ impl fmt::Debug for SqliteJournal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SqliteJournal").field("path", &self.0.path).finish_non_exhaustive()
     }
-}
-
-fn open_file(path: &Path, access: Access) -> Result<rusqlite::Connection> {
-    if path.as_os_str().is_empty() || path == Path::new(":memory:") {
-        return Err(Error::invalid("journal file", "it needs a name: a journal in memory is MemoryJournal"));
-    }
-    connect::open_file(path, access, "journal")
 }
 
 impl SqliteJournal {
@@ -106,7 +102,7 @@ impl SqliteJournal {
     /// one.
     pub fn open_existing(path: impl AsRef<Path>, settings: JournalSettings) -> Result<Self> {
         let path = path.as_ref();
-        let found = open_file(path, Access::Read)?;
+        let found = connect::open_file(path, Access::Read, FILE)?;
         if connect::patiently(|| schema::current(&found))?.is_none() {
             return Err(Error::Schema(format!(
                 "there is no journal in {}, or an older one, and migrate is `check`; open it once with `auto`",
@@ -125,7 +121,7 @@ impl SqliteJournal {
         clock: Arc<dyn Clock>,
     ) -> Result<Self> {
         let path = path.as_ref();
-        let write = open_file(path, Access::Write)?;
+        let write = connect::open_file(path, Access::Write, FILE)?;
         // Refuse an unknown schema before anything is changed.
         let found = connect::patiently(|| schema::current(&write))?;
         let (id, access) = if write.is_readonly("main").unwrap_or(false) {
@@ -136,7 +132,7 @@ impl SqliteJournal {
             connect::make_durable(&write)?;
             (schema::migrate(&write)?, Access::Write)
         };
-        let read = open_file(path, access)?;
+        let read = connect::open_file(path, access, FILE)?;
         let last = watch::Sender::new(0);
         let failed = |error| Error::unavailable("starting the journal's threads", error);
         let id: Arc<str> = id.into();

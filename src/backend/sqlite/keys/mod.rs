@@ -38,6 +38,9 @@ use crate::keyed::{
 /// The most requests in one transaction.
 const GROUP_MAX: usize = 256;
 
+/// What the file is called in messages.
+const FILE: &str = "file of keys";
+
 /// Keys in an SQLite file. Clones share its connections; dropping the last clone closes them.
 ///
 /// ```
@@ -122,13 +125,6 @@ impl Writer {
     }
 }
 
-fn open_file(path: &Path, access: Access) -> Result<Connection> {
-    if path.as_os_str().is_empty() || path == Path::new(":memory:") {
-        return Err(Error::invalid("file of keys", "it needs a name: keys in memory are MemoryKeys"));
-    }
-    connect::open_file(path, access, "file of keys")
-}
-
 impl SqliteKeys {
     /// Opens a file, creating it if it is missing; its directory must exist. Brings the keys' schema
     /// up to date; several processes may do so at once. Switches the file permanently to a write-ahead
@@ -140,7 +136,7 @@ impl SqliteKeys {
     /// Opens a file that holds keys with this build's schema. It never creates or migrates them.
     pub fn open_existing(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let found = open_file(path, Access::Read)?;
+        let found = connect::open_file(path, Access::Read, FILE)?;
         if patiently(|| schema::current(&found))?.is_none() {
             let path = path.display();
             return Err(Error::Schema(if schema::PART.is_there(&found)? {
@@ -156,11 +152,11 @@ impl SqliteKeys {
     /// Opens a file, with a clock of your own. All processes that share a file must agree on the time.
     pub fn open_with_clock(path: impl AsRef<Path>, clock: Arc<dyn Clock>) -> Result<Self> {
         let path = path.as_ref();
-        let conn = open_file(path, Access::Write)?;
+        let conn = connect::open_file(path, Access::Write, FILE)?;
         patiently(|| schema::current(&conn))?; // refuses an unknown schema before anything is changed
         connect::make_durable(&conn)?;
         let secret = schema::migrate(&conn)?;
-        let read = open_file(path, Access::Write)?;
+        let read = connect::open_file(path, Access::Write, FILE)?;
         let failed = |error| Error::unavailable("starting the threads of the keys", error);
         let (write, receive) = requests::Requests::new();
         let writer = Writer { conn, clock: Arc::clone(&clock) };
@@ -332,11 +328,22 @@ impl Keys for SqliteKeys {
             return answer(self.0.read.send(move |conn| rows::would_forget(conn, &settings, now))).await;
         }
         let begun = settings.clone();
-        let (mut swept, horizon) = self.write(move |tx| rows::begin_sweep(tx.conn, &begun, tx.now)).await?;
+        let (mut swept, horizon) = self
+            .write(move |tx| {
+                let planned = rows::begin_sweep(tx.conn, &begun, tx.now)?;
+                crate::crash_point!("keyed.sweep.commit");
+                Ok(planned)
+            })
+            .await?;
         let Some(horizon) = horizon else { return Ok(swept) };
         loop {
             let batch = settings.clone();
-            let gone = self.write(move |tx| rows::forget(tx.conn, &batch, horizon)).await?;
+            let forgotten = self.write(move |tx| {
+                let gone = rows::forget(tx.conn, &batch, horizon)?;
+                crate::crash_point!("keyed.sweep.commit");
+                Ok(gone)
+            });
+            let gone = forgotten.await?;
             swept.keys += gone;
             settings.forgot(gone);
             if gone < settings.batch_max as u64 {

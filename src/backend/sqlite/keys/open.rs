@@ -10,9 +10,9 @@ use std::time::Instant;
 
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
-use super::{Access, SqliteKeys, open_file, rows};
+use super::{Access, FILE, SqliteKeys, rows};
 use crate::backend::sqlite::SqliteTransaction;
-use crate::backend::sqlite::connect::{begin, commit, make_durable, patiently, roll_back, simple};
+use crate::backend::sqlite::connect::{begin, commit, make_durable, open_file, patiently, roll_back, simple};
 use crate::backend::sqlite::fault::Doing as _;
 use crate::error::{Error, Result};
 use crate::keyed::{Answer, Begin, Begun, IdempotencyKey, KeyLease};
@@ -147,7 +147,7 @@ fn serve(
     answer: oneshot::Sender<First>,
 ) {
     let begun = || -> Result<(SqliteTransaction, Begun)> {
-        let mut conn = open_file(&keys.0.path, Access::Write)?;
+        let mut conn = open_file(&keys.0.path, Access::Write, FILE)?;
         make_durable(&conn)?;
         patiently(|| begin(&conn, "beginning a request"))?;
         let begun = rows::begin(&conn, request, keys.0.clock.now(), false)?;

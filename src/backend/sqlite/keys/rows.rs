@@ -13,7 +13,7 @@ use crate::keyed::{
     Answer, Begin, Begun, IdempotencyKey, KeyEntry, KeyLease, KeyStatus, KeySweep, KeysInfo, ListKeys,
     Resolved, SweptKeys,
 };
-use crate::ledger::{Nonce, Pace, Token};
+use crate::ledger::{Nonce, SweepState, Token};
 
 const COLUMNS: &str = "token, nonce, fingerprint, parts, begun_at, until, held_until, settled_at, aged_from, status, \
                        headers, body, resolved_at, resolved_by, resolved_why, ended, bound";
@@ -217,7 +217,7 @@ fn plan(conn: &Connection, settings: &KeySweep, now: Time) -> Result<Option<Plan
         .query_row("SELECT paused_until FROM main.hapax_keys_meta", [], |row| row.get(0))
         .doing("sweeping keys")?;
     let paused_until = paused.map(Time::from_micros);
-    let before = info(conn, now)?.swept_at.map(|swept_at| Pace { swept_at, paused_until });
+    let before = info(conn, now)?.swept_at.map(|swept_at| SweepState { swept_at, paused_until });
     Ok(settings.plan(before, now))
 }
 
@@ -226,7 +226,7 @@ pub(super) fn would_forget(conn: &Connection, settings: &KeySweep, now: Time) ->
     let Some(plan) = plan(conn, settings, now)? else {
         return Ok(SweptKeys { skipped: true, ..SweptKeys::default() });
     };
-    let mut swept = SweptKeys { paused_until: plan.pace.paused_until, ..SweptKeys::default() };
+    let mut swept = SweptKeys { paused_until: plan.state.paused_until, ..SweptKeys::default() };
     if let Some(horizon) = plan.horizon {
         for old in OLD {
             let sql = format!("SELECT count(*) FROM main.hapax_keys WHERE {old}");
@@ -251,13 +251,13 @@ pub(super) fn begin_sweep(
         "UPDATE main.hapax_keys_meta SET swept_at = ?1, paused_until = ?2,
          horizon = CASE WHEN ?3 IS NULL THEN horizon ELSE max(ifnull(horizon, ?3), ?3) END",
         params![
-            plan.pace.swept_at.as_micros(),
-            plan.pace.paused_until.map(Time::as_micros),
+            plan.state.swept_at.as_micros(),
+            plan.state.paused_until.map(Time::as_micros),
             plan.horizon.map(Time::as_micros)
         ],
     )
     .doing("sweeping keys")?;
-    let swept = SweptKeys { paused_until: plan.pace.paused_until, ..SweptKeys::default() };
+    let swept = SweptKeys { paused_until: plan.state.paused_until, ..SweptKeys::default() };
     Ok((swept, plan.horizon))
 }
 

@@ -216,7 +216,7 @@ pub fn answer(stream: &mut TcpStream) -> Answer {
 /// What comes on a connection until its end.
 pub fn to_the_end(stream: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let _ = stream.read_to_end(&mut bytes); // a reset after the answer is no fault
+    let _ = stream.read_to_end(&mut bytes); // a reset after the answer is not a fault
     bytes
 }
 

@@ -122,7 +122,7 @@ pub fn raw(port: u16, bytes: &[u8]) -> Answer {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let _ = stream.write_all(bytes); // a server that refuses may close before it has read it all
     let mut answer = Vec::new();
-    let _ = stream.read_to_end(&mut answer); // a reset after the answer is no fault
+    let _ = stream.read_to_end(&mut answer); // a reset after the answer is not a fault
     let text = String::from_utf8_lossy(&answer).into_owned();
     let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}"));
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();

@@ -1,0 +1,159 @@
+//! Every admin action leaves an audit row: each command, and each operation of the server.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::common::run;
+use crate::serve_access::process::{Server, until};
+use crate::serve_tenants::{id, token};
+
+/// The rows whose action begins with this, the oldest first.
+fn rows(dir: &Path, action: &str) -> Vec<Value> {
+    let audit = run(dir, &["--json", "audit", "ls", "--action", action, "--limit", "1000"]).code(0).json();
+    let rows = audit["audit"].as_array().unwrap_or_else(|| panic!("{audit}"));
+    rows.iter().rev().cloned().collect()
+}
+
+/// Rebuilding a projection is in `project.rs`, a read model in ClickHouse in `query_clickhouse.rs`, and change data
+/// capture in the program `cdc`: they need servers.
+#[test]
+fn each_command_that_changes_what_is_not_ones_own_leaves_an_audit_row() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    token(dir, &["--role", "admin"]);
+    drop(Server::start_whole(dir, &[])); // it makes all stores
+    let by = ["--by", "ada", "--reason", "ticket 7"];
+    for (command, code, action, target, details) in [
+        (&["ledger", "sweep", "--retention", "9d"][..], 0, "ledger.sweep", "ledger.db", "777600 s"),
+        (&["journal", "sweep", "--older-than", "2d", "--yes"], 0, "journal.sweep", "journal.db", "172800 s"),
+        (
+            &["journal", "archive", "--to", "dir:kept", "--older-than", "2d", "--yes"],
+            0,
+            "journal.archive",
+            "journal.db",
+            "dir:kept",
+        ),
+        // Nothing was rejected there. The row says what was asked for.
+        (
+            &["query", "drop", "--topic", "events", "--partition", "3", "--offset", "5"],
+            4,
+            "query.drop",
+            "offset 5 of events",
+            "",
+        ),
+        // The embedded read model is not rebuilt.
+        (&["analytics", "rebuild", "--anew"], 2, "analytics.rebuild", "sqlite:", "anew"),
+    ] {
+        let before = rows(dir, "");
+        run(dir, &[command, &by[..]].concat()).code(code);
+        let after = rows(dir, "");
+        assert_eq!(after.len(), before.len() + 1, "{command:?}: {after:?}");
+        let row = after.last().unwrap();
+        assert_eq!(
+            (&row["action"], &row["who"], &row["reason"]),
+            (&json!(action), &json!("ada"), &json!("ticket 7")),
+            "{command:?}"
+        );
+        let has = |field: &str, text: &str| row[field].as_str().unwrap().contains(text);
+        assert!(has("target", target) && has("details", details), "{command:?}: {row}");
+    }
+    // Looking leaves none.
+    let before = rows(dir, "").len();
+    for command in [
+        &["ledger", "sweep", "--dry-run"][..],
+        &["journal", "sweep", "--older-than", "2d", "--dry-run"],
+        &["keys", "sweep", "--dry-run"],
+    ] {
+        run(dir, command).code(0);
+    }
+    assert_eq!(rows(dir, "").len(), before);
+}
+
+/// What an operation leaves in the audit.
+enum Leaves {
+    /// It is an admin action: this request is one.
+    Row(String, Value, &'static str),
+    /// It is the caller's own work, or it only looks.
+    Nothing,
+}
+
+fn of(method: &str, path: &str, child: &str) -> Option<Leaves> {
+    let change = |id: &str| json!({"scope": "mailer", "ids": [id], "reason": "r"});
+    Some(match (method, path) {
+        ("post", "/v1/dead/redrive") => Leaves::Row(path.into(), change("dead-1"), "ledger.redrive"),
+        ("post", "/v1/dead/drop") => Leaves::Row(path.into(), change("dead-2"), "ledger.drop"),
+        ("post", "/v1/parked/release") => Leaves::Row(path.into(), change("parked-2"), "ledger."),
+        ("post", "/v1/tokens") => {
+            Leaves::Row(path.into(), json!({"name": "made", "role": "read"}), "token.create")
+        }
+        ("post", "/v1/tokens/{id}/rotate") => {
+            Leaves::Row(format!("/v1/tokens/{child}/rotate"), json!({"rotations": 0}), "token.rotate")
+        }
+        ("delete", "/v1/tokens/{id}") => {
+            Leaves::Row(format!("/v1/tokens/{child}"), Value::Null, "token.revoke")
+        }
+        (
+            "post",
+            "/v1/claims"
+            | "/v1/claims/batch"
+            | "/v1/claims/done"
+            | "/v1/claims/done/batch"
+            | "/v1/claims/extend"
+            | "/v1/claims/release"
+            | "/v1/claims/fail"
+            | "/v1/journal/append"
+            | "/v1/modules/{slug}/records"
+            | "/v1/dead/preview"
+            | "/v1/login"
+            | "/v1/logout",
+        )
+        | ("put" | "delete", "/v1/modules/{slug}/records/{id}") => Leaves::Nothing,
+        _ => return None,
+    })
+}
+
+/// A route that is added and forgets its audit row is named here, or fails.
+#[test]
+fn each_admin_operation_of_the_server_leaves_one_audit_row() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let admin = token(dir, &["--role", "admin"]);
+    let child = token(dir, &["--role", "read"]);
+    let server = Server::start(dir, &[]);
+    for event in ["dead-1", "dead-2"] {
+        let claimed = server.post("/v1/claims", &admin, &json!({"scope": "mailer", "id": event})).is(200);
+        let fail = json!({"scope": "mailer", "id": event, "token": claimed["token"], "reason": "r", "then": "dead", "payload": {}});
+        server.post("/v1/claims/fail", &admin, &fail).is(200);
+    }
+    crate::serve_tenants::park(dir, None, "parked-", true);
+    let api = server.ask("GET", "/openapi.json", &[], &Value::Null).is(200);
+    let bearer = format!("Bearer {admin}");
+    let mut acted = 0;
+    let mut operations: Vec<(String, String)> = Vec::new();
+    for (path, item) in api["paths"].as_object().unwrap() {
+        let changes = item.as_object().unwrap().keys().filter(|method| *method != "get");
+        operations.extend(changes.map(|method| (method.clone(), path.clone())));
+    }
+    operations.sort_by_key(|(method, _)| method == "delete"); // a token is rotated before it is revoked
+    for (method, path) in operations {
+        let leaves = of(&method, &path, id(&child)).unwrap_or_else(|| panic!("{method} {path} is not asked"));
+        let Leaves::Row(target, body, action) = leaves else { continue };
+        let before = rows(dir, "").len();
+        let answer = server.ask(&method.to_uppercase(), &target, &[("authorization", &bearer)], &body);
+        assert!(answer.status < 300, "{method} {target}: {answer:?}");
+        let mut after = Vec::new();
+        until("its row is there", || {
+            after = rows(dir, "");
+            after.len() > before
+        });
+        let row = after.last().unwrap();
+        assert_eq!(after.len(), before + 1, "{method} {path}: {after:?}");
+        assert!(row["action"].as_str().unwrap().starts_with(action), "{method} {path}: {row}");
+        assert!(row["who"].as_str().unwrap().contains(id(&admin)), "{method} {path}: {row}");
+        acted += 1;
+    }
+    assert_eq!(acted, 6);
+}

@@ -1,0 +1,129 @@
+//! What an inbox hands out, drops and reads again.
+
+use super::*;
+use crate::bus::Record;
+use crate::event::Origin;
+use crate::id::Topic;
+
+/// A topic is created again while the consumer is about to pause its partition. The pause
+/// belongs to the assignment that is over, so the new one, which nothing would resume, is not
+/// paused.
+#[tokio::test]
+async fn t94_a_pause_that_comes_late_does_not_stop_the_next_assignment() {
+    let inbox = Inbox::new(10, 1000, Arc::default());
+    let topic = Topic::new("t").unwrap();
+    let partition = Partition { topic: topic.clone(), number: 0 };
+    inbox.assigned(vec![(partition.clone(), None)]);
+    let Ok(BusEvent::Assigned(first)) = inbox.next().await else { panic!("assigned") };
+    let record = |offset| Received::new(Record::default(), Origin::new(topic.clone(), 0, offset));
+    assert_eq!(inbox.push(record(7), 1), None);
+    assert!(matches!(inbox.next().await, Ok(BusEvent::Records(_))));
+    assert_eq!(inbox.push(record(0), 1), Some(partition.clone()), "offsets have begun anew");
+    assert_eq!(inbox.set_paused(&first, true), [], "it is over");
+    let Ok(BusEvent::Lost(lost)) = inbox.next().await else { panic!("lost") };
+    let Ok(BusEvent::Assigned(second)) = inbox.next().await else { panic!("assigned again") };
+    assert_eq!(lost, first);
+    let Ok(BusEvent::Records(records)) = inbox.next().await else { panic!("its records") };
+    assert_eq!(records[0].origin.offset, 0);
+    assert_eq!(inbox.set_paused(&second, true), [partition]);
+}
+
+/// The inbox of partitions 0 to 2, with room for 100 bytes, and what was assigned.
+fn three() -> (Inbox, Vec<Assignment>) {
+    let inbox = Inbox::new(1000, 100, Arc::default());
+    let partition = |number| (Partition { topic: Topic::new("t").unwrap(), number }, Some(0));
+    inbox.assigned((0..3).map(partition).collect());
+    let Some(Ok(BusEvent::Assigned(given))) = inbox.take() else { panic!("assigned") };
+    (inbox, given)
+}
+
+/// A record of 90 bytes is fetched.
+fn fetch(inbox: &Inbox, number: i32, offset: i64) {
+    let record = Record { payload: Some(vec![b'x'; 90].into()), ..Record::default() };
+    let bytes = record.bytes();
+    let origin = Origin::new(Topic::new("t").unwrap(), number, offset);
+    assert_eq!(inbox.push(Received::new(record, origin), bytes), None);
+}
+
+/// What is delivered: partitions and offsets.
+fn taken(inbox: &Inbox) -> Vec<(i32, i64)> {
+    let Some(Ok(BusEvent::Records(records))) = inbox.take() else { return Vec::new() };
+    records.iter().map(|record| (record.origin.partition, record.origin.offset)).collect()
+}
+
+/// Partition after partition fills the buffer and is paused. What goes beyond twice the limit is dropped, and read again from the
+/// first offset that was not delivered; nothing that comes before that is done counts.
+#[test]
+fn t79_what_is_paused_is_bounded_and_read_again() {
+    let (inbox, given) = three();
+    fetch(&inbox, 2, 0);
+    assert_eq!(taken(&inbox), [(2, 0)]);
+    for number in 0..2 {
+        fetch(&inbox, number, 0);
+        assert_eq!(inbox.set_paused(&given[number as usize..][..1], true).len(), 1);
+    }
+    assert!(inbox.rewinds().is_empty(), "two fit");
+    fetch(&inbox, 2, 1);
+    fetch(&inbox, 2, 2);
+    let third = given[2].partition.clone();
+    inbox.set_paused(&given[2..], true);
+    assert_eq!(inbox.rewinds(), [(third.clone(), 1)], "behind what was delivered");
+    // It is resumed before the thread could go back, and the rest of an old fetch comes in.
+    inbox.set_paused(&given[2..], false);
+    fetch(&inbox, 2, 3);
+    assert_eq!(taken(&inbox), [], "3 is not delivered before 1");
+    assert_eq!(inbox.rewinds(), [(third.clone(), 1)], "until it is done");
+    inbox.clear(&third, 1);
+    assert!(inbox.rewinds().is_empty());
+    (1..4).for_each(|offset| fetch(&inbox, 2, offset));
+    assert_eq!(taken(&inbox), [(2, 1), (2, 2), (2, 3)]);
+    // The others kept theirs.
+    inbox.set_paused(&given[..2], false);
+    let mut kept = taken(&inbox);
+    kept.sort_unstable();
+    assert_eq!(kept, [(0, 0), (1, 0)]);
+}
+
+/// Dropped with records that retention had removed before them, of which the subscriber has not heard: it goes back behind what
+/// was heard of, so that it hears of them, once.
+#[test]
+fn t79_what_was_removed_is_still_reported_after_a_drop() {
+    let (inbox, given) = three();
+    for number in 0..2 {
+        fetch(&inbox, number, 0);
+    }
+    inbox.set_paused(&given[..2], true);
+    let third = given[2].partition.clone();
+    let gap = || {
+        inbox.reset(Some(&("t".to_owned(), 2)));
+        fetch(&inbox, 2, 5);
+        inbox.answered(&third, &(0..5), Some(5));
+    };
+    gap();
+    inbox.set_paused(&given[2..], true);
+    assert_eq!(inbox.rewinds(), [(third.clone(), 0)]);
+    inbox.set_paused(&given[2..], false);
+    assert!(inbox.take().is_none(), "nothing until it is read again");
+    inbox.clear(&third, 0);
+    gap();
+    assert!(matches!(inbox.take(), Some(Ok(BusEvent::Removed { offsets, .. })) if offsets == (0..5)));
+    inbox.set_paused(&given[2..], true);
+    assert_eq!(inbox.rewinds(), [(third, 5)], "that was heard of");
+}
+
+/// A partition that is to be read again is revoked, and assigned anew: the new assignment begins where the group says.
+#[test]
+fn t79_a_rewind_ends_with_its_assignment() {
+    let (inbox, given) = three();
+    (0..3).for_each(|offset| fetch(&inbox, 0, offset));
+    inbox.set_paused(&given[..1], true);
+    assert_eq!(inbox.rewinds().len(), 1);
+    let partition = given[0].partition.clone();
+    assert!(inbox.revoke(vec![partition.clone()], Instant::now() + Duration::from_secs(60)));
+    assert!(inbox.rewinds().is_empty());
+    inbox.release(&given[..1]);
+    inbox.assigned(vec![(partition, Some(2))]);
+    fetch(&inbox, 0, 2);
+    while !matches!(inbox.take(), Some(Ok(BusEvent::Assigned(_)))) {}
+    assert_eq!(taken(&inbox), [(0, 2)]);
+}
