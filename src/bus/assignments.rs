@@ -36,7 +36,7 @@ pub(crate) struct Assignments {
     /// later.
     returned: BTreeMap<Partition, u64>,
     /// Rotates which partition delivers first, so that a busy one does not starve the others.
-    turn: usize,
+    rotation: usize,
 }
 
 impl Assignments {
@@ -92,7 +92,7 @@ impl Assignments {
             })
             .collect();
         if !all.is_empty() {
-            let first = self.turn % all.len();
+            let first = self.rotation % all.len();
             all.rotate_left(first);
         }
         all
@@ -119,7 +119,7 @@ impl Assignments {
             ends.insert(partition, offset + 1);
         }
         for (partition, end) in ends {
-            self.turn = self.turn.wrapping_add(1);
+            self.rotation = self.rotation.wrapping_add(1);
             if let Some(own) = self.held.get_mut(&partition) {
                 own.position = end;
             }

@@ -49,7 +49,7 @@ pub(super) fn entries(path: &Path, text: &str) -> Result<Vec<Entry>> {
 }
 
 /// Calls `tell` for each key, with the position where it begins and its value.
-fn flatten(prefix: &str, table: &DeTable<'_>, tell: &mut impl FnMut(String, usize, &DeValue<'_>)) {
+fn flatten(prefix: &str, table: &DeTable<'_>, visit: &mut impl FnMut(String, usize, &DeValue<'_>)) {
     for (name, value) in table {
         let key = if prefix.is_empty() {
             name.get_ref().to_string()
@@ -57,8 +57,8 @@ fn flatten(prefix: &str, table: &DeTable<'_>, tell: &mut impl FnMut(String, usiz
             format!("{prefix}.{}", name.get_ref())
         };
         match value.get_ref() {
-            DeValue::Table(inner) => flatten(&key, inner, tell),
-            value => tell(key, name.span().start, value),
+            DeValue::Table(inner) => flatten(&key, inner, visit),
+            value => visit(key, name.span().start, value),
         }
     }
 }

@@ -228,7 +228,7 @@ pub enum Ending {
     /// It was cancelled before it ended, and was released.
     Cancelled,
     /// The ledger did not answer.
-    Away(Error),
+    Unavailable(Error),
     /// The consumer cannot continue.
     Stop(Error),
 }

@@ -265,7 +265,7 @@ pub(crate) fn away(error: Error) -> Ending {
         tracing::debug!(target: "hapax", error = %error.chain(), "retrying a delivery");
         Ending::Later(PAUSE_MIN * 10)
     } else if error.is_retryable() {
-        Ending::Away(error)
+        Ending::Unavailable(error)
     } else {
         Ending::Stop(error)
     }

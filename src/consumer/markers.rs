@@ -39,7 +39,7 @@ pub(super) struct Markers {
     numbers: AtomicU64,
     /// Allows one marking at a time, so that an earlier one cannot overtake a later one. The first
     /// marks for all that wait.
-    turn: tokio::sync::Mutex<()>,
+    marking: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -118,7 +118,7 @@ impl Markers {
         queues: &[Vec<Arrival>],
     ) -> Result<UnderWay> {
         let under_way = self.begin(queues);
-        let _turn = self.turn.lock().await;
+        let _marking = self.marking.lock().await;
         let ahead = i64::try_from(settings.batch_max.max(AHEAD_MIN)).unwrap_or(i64::MAX);
         // A sweep removes markers older than the retention, so renew them well before.
         let expiry = settings.retention / 4;

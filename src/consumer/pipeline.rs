@@ -341,7 +341,7 @@ impl Pipeline {
                 }
                 Ending::Cancelled => {}
                 Ending::Stop(error) => return Err(error),
-                Ending::Away(error) => match self.context.settings.outage {
+                Ending::Unavailable(error) => match self.context.settings.outage {
                     OutagePolicy::FailFast => return Err(error),
                     OutagePolicy::DeadLetter if self.dead_topic_of(&next).is_some() => {
                         self.meter.ledger_away();

@@ -38,11 +38,11 @@ pub(super) struct UnderWay {
 impl UnderWay {
     /// Sends a part.
     pub(super) fn begin(bus: &Arc<dyn Bus>, part: InFlightPart) -> Self {
-        let (tell, answers) = unbounded_channel();
+        let (sender, answers) = unbounded_channel();
         let (mut tasks, mut all) = (JoinSet::new(), Vec::new());
         for (topic, (places, records)) in part.topics {
             all.extend_from_slice(&places);
-            tasks.spawn(publish(Arc::clone(bus), topic, places, records, tell.clone()));
+            tasks.spawn(publish(Arc::clone(bus), topic, places, records, sender.clone()));
         }
         UnderWay { open: all.len(), places: all, began: Instant::now(), answers, _tasks: tasks }
     }
@@ -70,19 +70,19 @@ async fn publish(
     topic: Topic,
     places: Vec<usize>,
     records: Vec<Record>,
-    tell: UnboundedSender<Answer>,
+    sender: UnboundedSender<Answer>,
 ) {
     let mut open = vec![true; records.len()];
     let published = bus
         .publish_each(&topic, &records, &mut |at, answer| {
             if std::mem::take(&mut open[at]) {
-                let _ = tell.send((places[at], answer));
+                let _ = sender.send((places[at], answer));
             }
         })
         .await;
     let error = published.err().unwrap_or_else(unanswered);
     for (place, _) in places.into_iter().zip(open).filter(|(_, open)| *open) {
-        let _ = tell.send((place, Err(error.copy())));
+        let _ = sender.send((place, Err(error.copy())));
     }
 }
 
@@ -108,7 +108,7 @@ pub(super) struct Awaited {
     /// The part of `all` that is catching up.
     catching_up: Size,
     tasks: JoinSet<(Size, bool)>,
-    tell: UnboundedSender<Answered>,
+    sender: UnboundedSender<Answered>,
     answered: UnboundedReceiver<Answered>,
 }
 
@@ -140,8 +140,14 @@ impl Size {
 
 impl Default for Awaited {
     fn default() -> Self {
-        let (tell, answered) = unbounded_channel();
-        Awaited { all: Size::default(), catching_up: Size::default(), tasks: JoinSet::new(), tell, answered }
+        let (sender, answered) = unbounded_channel();
+        Awaited {
+            all: Size::default(),
+            catching_up: Size::default(),
+            tasks: JoinSet::new(),
+            sender,
+            answered,
+        }
     }
 }
 
@@ -152,7 +158,7 @@ impl Awaited {
         if catches_up {
             self.catching_up.add(size);
         }
-        let settling = unanswered.settle(self.tell.clone());
+        let settling = unanswered.settle(self.sender.clone());
         self.tasks.spawn(async move {
             settling.await;
             (size, catches_up)
@@ -214,7 +220,7 @@ impl Unanswered {
     }
 
     /// Waits for the answers, and reports each aggregate once all of its events are answered.
-    pub(super) async fn settle(self, tell: UnboundedSender<Answered>) {
+    pub(super) async fn settle(self, sender: UnboundedSender<Answered>) {
         let Unanswered { mut under_way, open } = self;
         let mut aggregates: HashMap<AggregateOf, Known> = HashMap::new();
         let mut places: HashMap<usize, AggregateOf> = HashMap::new();
@@ -244,7 +250,7 @@ impl Unanswered {
                     if *left == 0
                         && let Some(all) = aggregates.remove(of)
                     {
-                        let _ = tell.send(judge(of.clone(), all, under_way.began));
+                        let _ = sender.send(judge(of.clone(), all, under_way.began));
                     }
                 }
             }

@@ -186,7 +186,7 @@ mod tests {
     async fn server() -> (SocketAddr, watch::Receiver<Vec<u8>>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (sender, heard) = watch::channel(Vec::new());
+        let (sender, received) = watch::channel(Vec::new());
         tokio::spawn(async move {
             while let Ok((mut stream, _)) = listener.accept().await {
                 let mut buffer = [0; 100];
@@ -196,7 +196,7 @@ mod tests {
                 }
             }
         });
-        (address, heard)
+        (address, received)
     }
 
     async fn ask(stream: &mut TcpStream, text: &str) -> Option<String> {
@@ -219,13 +219,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_lost_answer_was_applied() {
-        let (upstream, heard) = server().await;
+        let (upstream, received) = server().await;
         let proxy = Proxy::start(upstream).await.unwrap();
         let mut client = TcpStream::connect(proxy.address()).await.unwrap();
         proxy.arm("commit", Cut::Answer);
         assert_eq!(ask(&mut client, "commit").await, None);
         proxy.cut(1).await;
-        assert_eq!(*heard.borrow(), b"commit");
+        assert_eq!(*received.borrow(), b"commit");
         // Once: the next connection is whole.
         let mut client = TcpStream::connect(proxy.address()).await.unwrap();
         assert_eq!(ask(&mut client, "commit").await.as_deref(), Some("COMMIT"));
@@ -233,13 +233,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_request_cut_off_was_not_applied() {
-        let (upstream, heard) = server().await;
+        let (upstream, received) = server().await;
         let proxy = Proxy::start(upstream).await.unwrap();
         let mut client = TcpStream::connect(proxy.address()).await.unwrap();
         proxy.arm("commit", Cut::Request);
         assert_eq!(ask(&mut client, "com").await.as_deref(), Some("COM"));
         assert_eq!(ask(&mut client, "mit").await, None, "found across two packets");
         proxy.cut(1).await;
-        assert_eq!(*heard.borrow(), b"com");
+        assert_eq!(*received.borrow(), b"com");
     }
 }

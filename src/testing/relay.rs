@@ -299,8 +299,8 @@ pub async fn read_topic(bus: &dyn Bus, topic: &Topic) -> Vec<Received> {
         bus.subscribe(Subscription::new(group, [topic.clone()]).unwrap()).await.expect("a witness");
     let mut all = Vec::new();
     while !ends.is_empty() {
-        let heard = tokio::time::timeout(Duration::from_secs(60), member.next()).await;
-        if let BusEvent::Records(records) = heard.expect("records within a minute").unwrap() {
+        let event = tokio::time::timeout(Duration::from_secs(60), member.next()).await;
+        if let BusEvent::Records(records) = event.expect("records within a minute").unwrap() {
             for received in records {
                 let origin = &received.origin;
                 if ends.get(&origin.partition).is_some_and(|end| origin.offset + 1 >= *end) {

@@ -27,12 +27,12 @@ pub struct MemoryWindow {
 struct Memory {
     entries: HashMap<Identity, Seen>,
     oldest: BTreeMap<u64, Identity>,
-    turn: u64,
+    rank: u64,
 }
 
 #[derive(Debug)]
 struct Seen {
-    turn: u64,
+    rank: u64,
     until: Time,
     /// The configured epoch, and the ledger's.
     epoch: (Arc<str>, Option<Epoch>),
@@ -82,11 +82,11 @@ impl MemoryWindow {
 impl Memory {
     /// Removes expired entries, and the oldest ones that exceed the limit.
     fn trim(&mut self, now: Time, entries_max: usize) {
-        while let Some((turn, identity)) = self.oldest.pop_first() {
+        while let Some((rank, identity)) = self.oldest.pop_first() {
             let keep = self.entries.len() <= entries_max
                 && self.entries.get(&identity).is_some_and(|seen| seen.until > now);
             if keep {
-                self.oldest.insert(turn, identity);
+                self.oldest.insert(rank, identity);
                 return;
             }
             self.entries.remove(&identity);
@@ -116,18 +116,18 @@ impl Window for MemoryWindow {
         let by_hand: Arc<str> = self.settings.epoch.as_str().into();
         let mut memory = self.lock();
         for Sighting { identity, fingerprint, epoch } in sightings {
-            memory.turn += 1;
+            memory.rank += 1;
             let seen = Seen {
-                turn: memory.turn,
+                rank: memory.rank,
                 until: now.plus(self.settings.ttl),
                 epoch: (Arc::clone(&by_hand), *epoch),
                 fingerprint: *fingerprint,
             };
-            let turn = seen.turn;
+            let rank = seen.rank;
             if let Some(before) = memory.entries.insert(identity.clone(), seen) {
-                memory.oldest.remove(&before.turn);
+                memory.oldest.remove(&before.rank);
             }
-            memory.oldest.insert(turn, identity.clone());
+            memory.oldest.insert(rank, identity.clone());
         }
         memory.trim(now, self.entries_max);
         Ok(())

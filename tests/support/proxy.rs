@@ -31,6 +31,8 @@ struct Plan {
     /// How many bytes clients have sent, and were sent.
     sent: AtomicUsize,
     answered: AtomicUsize,
+    /// A text, and how many messages to the server had it.
+    counted: Mutex<(Vec<u8>, usize)>,
 }
 
 /// Where a connection goes silent.
@@ -67,6 +69,13 @@ impl Plan {
             self.lost.fetch_add(1, Ordering::SeqCst);
         }
         is_last
+    }
+
+    fn count(&self, message: &[u8]) {
+        let mut counted = self.counted.lock().unwrap();
+        if !counted.0.is_empty() && contains(message, &counted.0) {
+            counted.1 += 1;
+        }
     }
 
     fn refuses(&self) -> bool {
@@ -170,6 +179,16 @@ impl Proxy {
         (self.plan.sent.load(Ordering::SeqCst), self.plan.answered.load(Ordering::SeqCst))
     }
 
+    /// From now on, count the messages to the server that have this text.
+    pub fn count(&self, text: &str) {
+        *self.plan.counted.lock().unwrap() = (text.into(), 0);
+    }
+
+    /// How many messages had the text of [`count`](Proxy::count).
+    pub fn counted(&self) -> usize {
+        self.plan.counted.lock().unwrap().1
+    }
+
     /// How much was lost.
     pub fn lost(&self) -> usize {
         self.plan.lost.load(Ordering::SeqCst)
@@ -199,6 +218,7 @@ async fn requests(
     let mut buffer = vec![0; 65536];
     while let Ok(count @ 1..) = client.read(&mut buffer).await {
         plan.sent.fetch_add(count, Ordering::SeqCst);
+        plan.count(&buffer[..count]);
         while plan.lose.load(Ordering::SeqCst) == STALL {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }

@@ -326,14 +326,14 @@ mod tests {
     #[async_trait]
     impl Bus for Forgetful {
         async fn publish(&self, topic: &Topic, records: &[Record]) -> Result<Vec<Result<Origin>>> {
-            let turn = {
+            let call = {
                 let mut sent = self.sent.lock().unwrap();
                 sent.push(records.to_vec());
                 sent.len()
             };
             let lost = || Error::unavailable("an acknowledgement", "lost");
             let mut answers = self.bus.publish(topic, records).await?;
-            match turn {
+            match call {
                 1 => answers[1] = Err(lost()),
                 2 => return Err(lost()),
                 _ => {}

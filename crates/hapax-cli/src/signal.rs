@@ -28,14 +28,14 @@ impl Gate {
     /// From now on a signal no longer ends the process; it is sent to the returned channel as its
     /// exit code. After a second signal the process has three more seconds.
     pub fn take_signals(&self) -> mpsc::UnboundedReceiver<i32> {
-        let (tell, signals) = mpsc::unbounded_channel();
-        *self.1.lock().unwrap_or_else(PoisonError::into_inner) = Some(tell);
+        let (forward, signals) = mpsc::unbounded_channel();
+        *self.1.lock().unwrap_or_else(PoisonError::into_inner) = Some(forward);
         signals
     }
 
-    fn tell(&self, code: i32) -> bool {
-        let tell = self.1.lock().unwrap_or_else(PoisonError::into_inner);
-        tell.as_ref().is_some_and(|tell| tell.send(code).is_ok())
+    fn forward(&self, code: i32) -> bool {
+        let forward = self.1.lock().unwrap_or_else(PoisonError::into_inner);
+        forward.as_ref().is_some_and(|forward| forward.send(code).is_ok())
     }
 
     fn is_held(&self) -> bool {
@@ -52,9 +52,9 @@ pub fn listen(runtime: &tokio::runtime::Runtime) -> Result<Gate, Failure> {
         .map_err(|e| Failure::dependency("runtime", format!("cannot install signal handlers: {e}")))?;
     runtime.spawn(async move {
         let mut code = signals.wait().await;
-        if seen.tell(code) {
+        if seen.forward(code) {
             code = signals.wait().await;
-            if seen.tell(code) {
+            if seen.forward(code) {
                 tokio::time::sleep(LAST_WORDS).await;
             }
         }

@@ -210,11 +210,11 @@ mod tests {
         let (go_on, mut goes_on) = mpsc::channel(1);
         let serving = tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.unwrap();
-            let (mut heard, mut piece) = (Vec::new(), [0; 4096]);
-            while !heard.ends_with(b"FORMAT Parquet") {
+            let (mut received, mut piece) = (Vec::new(), [0; 4096]);
+            while !received.ends_with(b"FORMAT Parquet") {
                 let count = stream.read(&mut piece).await.unwrap();
                 assert_ne!(count, 0);
-                heard.extend_from_slice(&piece[..count]);
+                received.extend_from_slice(&piece[..count]);
             }
             stream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").await.unwrap();
             for (n, piece) in pieces.iter().enumerate() {
@@ -226,7 +226,7 @@ mod tests {
                 stream.write_all(b"\r\n").await.unwrap();
             }
             stream.write_all(b"0\r\n\r\n").await.unwrap();
-            String::from_utf8(heard).unwrap().lines().next().unwrap().to_owned()
+            String::from_utf8(received).unwrap().lines().next().unwrap().to_owned()
         });
         (server, go_on, serving)
     }

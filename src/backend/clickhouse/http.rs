@@ -304,20 +304,20 @@ mod tests {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let server =
             Server::of(&format!("clickhouse://u:s3cret@{}/x", listener.local_addr().unwrap())).unwrap();
-        let heard = tokio::spawn(async move {
+        let received = tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.unwrap();
-            let (mut heard, mut piece) = (Vec::new(), [0; 4096]);
-            while !heard.ends_with(b"rows") {
+            let (mut received, mut piece) = (Vec::new(), [0; 4096]);
+            while !received.ends_with(b"rows") {
                 let count = stream.read(&mut piece).await.unwrap();
                 assert_ne!(count, 0);
-                heard.extend_from_slice(&piece[..count]);
+                received.extend_from_slice(&piece[..count]);
             }
             stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await.unwrap();
-            String::from_utf8(heard).unwrap()
+            String::from_utf8(received).unwrap()
         });
         let statement = Statement::new("INSERT INTO x.t").set("insert_deduplication_token", "t");
         server.insert("inserting", statement, b"rows".to_vec()).await.unwrap();
-        let line = heard.await.unwrap().lines().next().unwrap().to_owned();
+        let line = received.await.unwrap().lines().next().unwrap().to_owned();
         for setting in [
             "?insert_deduplication_token=t&",
             "&async_insert=0&",

@@ -69,7 +69,7 @@ impl Inner {
         self.must_be_numbered(append)?;
         let of = append.of();
         let mut claims: HashMap<usize, Claim> = HashMap::new();
-        let _turn = self.turn(&of).await;
+        let _lock = self.append_lock(&of).await;
         // Start from the tail seen last. If it is outdated, taking the slot fails.
         let (mut tail, mut looked) = match self.seen_tail(&of) {
             Some(tail) => (tail, false),

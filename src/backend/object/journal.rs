@@ -87,7 +87,7 @@ pub(super) struct Inner {
     last_ms: Arc<AtomicU64>,
     /// Appends of this process to one aggregate take turns: racing each other would only waste
     /// requests.
-    turns: Mutex<HashMap<AggregateOf, Weak<tokio::sync::Mutex<()>>>>,
+    append_locks: Mutex<HashMap<AggregateOf, Weak<tokio::sync::Mutex<()>>>>,
     /// Notified when this process appends.
     pub(super) changed: Notify,
     /// The recent size of appends read; larger ones count more.
@@ -128,7 +128,7 @@ impl ObjectJournal {
             intent_max: settings.intent_max,
             tails: Mutex::default(),
             last_ms,
-            turns: Mutex::default(),
+            append_locks: Mutex::default(),
             changed: Notify::new(),
             link_bytes: AtomicUsize::new(bytes_max / 4),
         };
@@ -189,20 +189,20 @@ impl Inner {
     }
 
     /// Waits for a turn to append to an aggregate.
-    pub(super) async fn turn(&self, of: &AggregateOf) -> OwnedMutexGuard<()> {
-        let turn = {
-            let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
-            if turns.len() > TURNS_MAX {
-                turns.retain(|_, turn| turn.strong_count() > 0);
+    pub(super) async fn append_lock(&self, of: &AggregateOf) -> OwnedMutexGuard<()> {
+        let append_lock = {
+            let mut append_locks = self.append_locks.lock().unwrap_or_else(PoisonError::into_inner);
+            if append_locks.len() > TURNS_MAX {
+                append_locks.retain(|_, append_lock| append_lock.strong_count() > 0);
             }
-            let known = turns.get(of).and_then(Weak::upgrade);
+            let known = append_locks.get(of).and_then(Weak::upgrade);
             known.unwrap_or_else(|| {
-                let turn = Arc::default();
-                turns.insert(of.clone(), Arc::downgrade(&turn));
-                turn
+                let append_lock = Arc::default();
+                append_locks.insert(of.clone(), Arc::downgrade(&append_lock));
+                append_lock
             })
         };
-        turn.lock_owned().await
+        append_lock.lock_owned().await
     }
 
     /// Runs `work` for each item, several at a time; returns the results in order.

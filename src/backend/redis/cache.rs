@@ -370,15 +370,15 @@ impl Projection for CacheProjection {
 fn judge(info: &HashMap<String, String>) -> Vec<Finding> {
     let of = |name: &str| info.get(name).map_or("unknown", String::as_str);
     let mut findings = Vec::new();
-    let mut tell = |level, check, message: String| findings.push(Finding { level, check, message });
+    let mut report = |level, check, message: String| findings.push(Finding { level, check, message });
     match of("maxmemory_policy") {
-        "noeviction" => tell(Level::Fine, "cache.maxmemory_policy", "maxmemory-policy is noeviction".into()),
-        "unknown" => tell(
+        "noeviction" => report(Level::Fine, "cache.maxmemory_policy", "maxmemory-policy is noeviction".into()),
+        "unknown" => report(
             Level::Warning,
             "cache.maxmemory_policy",
             "maxmemory-policy cannot be read: unless it is noeviction, an old value can come back when memory is full".into(),
         ),
-        policy => tell(
+        policy => report(
             Level::Refusal,
             "cache.maxmemory_policy",
             format!(
@@ -389,15 +389,15 @@ fn judge(info: &HashMap<String, String>) -> Vec<Finding> {
     }
     if of("cluster_enabled") == "1" {
         let message = "the server is part of a Redis Cluster; a cache needs a single server";
-        tell(Level::Refusal, "cache.cluster", message.into());
+        report(Level::Refusal, "cache.cluster", message.into());
     }
     if of("role") == "slave" {
-        tell(Level::Refusal, "cache.role", "the server is a replica; a cache needs the primary".into());
+        report(Level::Refusal, "cache.role", "the server is a replica; a cache needs the primary".into());
     }
     if of("aof_enabled") == "0" {
         let message = "appendonly is no: after a restart the cache is what its last snapshot was, and its consumer does not repeat \
                        what was done since; set appendonly yes, or rebuild it then";
-        tell(Level::Warning, "cache.durability", message.into());
+        report(Level::Warning, "cache.durability", message.into());
     }
     findings
 }

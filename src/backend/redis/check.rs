@@ -21,7 +21,7 @@ pub(super) async fn findings(ledger: &RedisLedger) -> Result<Vec<Finding>> {
 fn judge(info: &HashMap<String, String>, fsync: Option<&str>, accepted: &[Accept]) -> Vec<Finding> {
     let of = |name: &str| info.get(name).map_or("unknown", String::as_str);
     let mut findings = Vec::new();
-    let mut tell = |level, check, message: String| findings.push(Finding { level, check, message });
+    let mut report = |level, check, message: String| findings.push(Finding { level, check, message });
     let weak = |what: Accept, message: String| {
         if accepted.contains(&what) {
             return (Level::Warning, format!("{message} (accepted: accept={})", what.name()));
@@ -31,9 +31,9 @@ fn judge(info: &HashMap<String, String>, fsync: Option<&str>, accepted: &[Accept
         (Level::Refusal, text)
     };
     let version = info.get("valkey_version").map(|version| format!("Valkey {version}"));
-    tell(Level::Fine, "version", version.unwrap_or_else(|| format!("Redis {}", of("redis_version"))));
+    report(Level::Fine, "version", version.unwrap_or_else(|| format!("Redis {}", of("redis_version"))));
     if of("cluster_enabled") == "1" {
-        tell(
+        report(
             Level::Refusal,
             "cluster",
             "the server is part of a Redis Cluster; this ledger has one sequence of tokens for all its keys and needs a single \
@@ -42,20 +42,20 @@ fn judge(info: &HashMap<String, String>, fsync: Option<&str>, accepted: &[Accept
         );
     }
     match of("maxmemory_policy") {
-        "noeviction" => tell(Level::Fine, "maxmemory_policy", "maxmemory-policy is noeviction".into()),
+        "noeviction" => report(Level::Fine, "maxmemory_policy", "maxmemory-policy is noeviction".into()),
         policy => {
             let message = format!(
                 "maxmemory-policy is {policy}: when its memory is full the server would forget what took effect; set \
                  noeviction"
             );
             let (level, message) = weak(Accept::Eviction, message);
-            tell(level, "maxmemory_policy", message);
+            report(level, "maxmemory_policy", message);
         }
     }
     if of("aof_enabled") == "1" {
         match fsync {
-            Some("always") => tell(Level::Fine, "durability", "appendfsync is always".into()),
-            Some(fsync) => tell(
+            Some("always") => report(Level::Fine, "durability", "appendfsync is always".into()),
+            Some(fsync) => report(
                 Level::Warning,
                 "durability",
                 format!(
@@ -64,7 +64,7 @@ fn judge(info: &HashMap<String, String>, fsync: Option<&str>, accepted: &[Accept
                     if fsync == "everysec" { "in the last second or two" } else { "since the system last wrote to disk" }
                 ),
             ),
-            None => tell(
+            None => report(
                 Level::Warning,
                 "durability",
                 "appendfsync cannot be read (CONFIG is not allowed): unless it is always, what was acknowledged last is lost if \
@@ -76,11 +76,11 @@ fn judge(info: &HashMap<String, String>, fsync: Option<&str>, accepted: &[Accept
         let message = "appendonly is no: everything since the last snapshot is lost if the server stops, and is run again; set \
              appendonly yes and appendfsync always";
         let (level, message) = weak(Accept::NoAppendonly, message.into());
-        tell(level, "durability", message);
+        report(level, "durability", message);
     }
     let replicas = of("connected_slaves");
     if of("role") == "slave" {
-        tell(Level::Refusal, "role", "the server is a replica; a ledger needs the primary".into());
+        report(Level::Refusal, "role", "the server is a replica; a ledger needs the primary".into());
     } else if replicas != "0" && replicas != "unknown" {
         let message = format!(
             "the server has {}, asynchronous: one that takes over may lack the last acknowledged writes, and their events are \
@@ -88,7 +88,7 @@ fn judge(info: &HashMap<String, String>, fsync: Option<&str>, accepted: &[Accept
             counted(replicas.parse().unwrap_or(u64::MAX), "replica", "replicas")
         );
         let (level, message) = weak(Accept::Replicas, message);
-        tell(level, "replication", message);
+        report(level, "replication", message);
     }
     findings
 }

@@ -109,7 +109,7 @@ struct Inner {
     /// Lets one task at a time enter the next incarnation.
     entering: tokio::sync::Mutex<()>,
     /// Tasks that must decide again take turns, so that they do not keep invalidating each other.
-    turn: tokio::sync::Mutex<()>,
+    deciding: tokio::sync::Mutex<()>,
 }
 
 impl fmt::Debug for RedisLedger {
@@ -149,7 +149,7 @@ impl RedisLedger {
             accept,
             incarnation: Mutex::default(),
             entering: tokio::sync::Mutex::default(),
-            turn: tokio::sync::Mutex::default(),
+            deciding: tokio::sync::Mutex::default(),
         };
         let ledger = RedisLedger(Arc::new(inner));
         if settings.refuse {
@@ -205,7 +205,7 @@ impl RedisLedger {
     where
         T: Send,
     {
-        let mut turn = None;
+        let mut deciding = None;
         for attempt in 0..ATTEMPTS_MAX {
             let mut snapshot = RedisSnapshot::new(self.look(wants()).await?)?;
             // Count reuses only for the decision that is written.
@@ -217,8 +217,8 @@ impl RedisLedger {
                 }
                 return Ok(answer);
             }
-            if turn.is_none() {
-                turn = Some(self.0.turn.lock().await);
+            if deciding.is_none() {
+                deciding = Some(self.0.deciding.lock().await);
             } else {
                 // The contention comes from other processes.
                 let most_us = u64::from(attempt.min(20)) * 500;

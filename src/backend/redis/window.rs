@@ -135,10 +135,12 @@ fn is_same(one: i64, other: i64) -> bool {
 fn judge(info: &HashMap<String, String>) -> Vec<Finding> {
     let of = |name: &str| info.get(name).map_or("unknown", String::as_str);
     let mut findings = Vec::new();
-    let mut tell = |level, check, message: String| findings.push(Finding { level, check, message });
+    let mut report = |level, check, message: String| findings.push(Finding { level, check, message });
     match of("maxmemory_policy") {
-        "noeviction" => tell(Level::Fine, "window.maxmemory_policy", "maxmemory-policy is noeviction".into()),
-        policy => tell(
+        "noeviction" => {
+            report(Level::Fine, "window.maxmemory_policy", "maxmemory-policy is noeviction".into())
+        }
+        policy => report(
             Level::Warning,
             "window.maxmemory_policy",
             format!(
@@ -149,7 +151,7 @@ fn judge(info: &HashMap<String, String>) -> Vec<Finding> {
     }
     if of("cluster_enabled") == "1" {
         let message = "the server is part of a Redis Cluster; a window needs a single server";
-        tell(Level::Refusal, "window.cluster", message.into());
+        report(Level::Refusal, "window.cluster", message.into());
     }
     findings
 }

@@ -414,13 +414,13 @@ pub fn readable_by_others(_: &std::path::Path) -> Option<Finding> {
 pub(super) fn check(conn: &Connection) -> Result<Vec<Finding>> {
     let fact = |sql: &str| conn.query_row(sql, [], |row| row.get::<_, Value>(0)).doing("checking");
     let mut findings = Vec::new();
-    let mut tell = |fine: bool, check, message: String| {
+    let mut report = |fine: bool, check, message: String| {
         findings.push(Finding { level: if fine { Level::Fine } else { Level::Refusal }, check, message });
     };
     let mode = text(fact("PRAGMA main.journal_mode")?);
-    tell(mode == "wal", "journal", format!("the journal mode is {mode}; it must be wal"));
+    report(mode == "wal", "journal", format!("the journal mode is {mode}; it must be wal"));
     let synchronous = number(&fact("PRAGMA main.synchronous")?);
-    tell(
+    report(
         synchronous >= 2,
         "synchronous",
         format!(
@@ -428,11 +428,11 @@ pub(super) fn check(conn: &Connection) -> Result<Vec<Finding>> {
         ),
     );
     let version = Meta::read(conn)?.map_or(0, |meta| meta.version);
-    tell(version > 0, "schema", format!("the schema has version {version}"));
+    report(version > 0, "schema", format!("the schema has version {version}"));
     let bytes = number(&fact("PRAGMA main.page_count")?) * number(&fact("PRAGMA main.page_size")?);
     let free = number(&fact("PRAGMA main.freelist_count")?) * number(&fact("PRAGMA main.page_size")?);
-    tell(true, "size", format!("the file has {bytes} bytes, {free} of them free for reuse"));
-    tell(true, "version", format!("SQLite {}", rusqlite::version()));
+    report(true, "size", format!("the file has {bytes} bytes, {free} of them free for reuse"));
+    report(true, "version", format!("SQLite {}", rusqlite::version()));
     findings.extend(conn.path().and_then(|file| readable_by_others(std::path::Path::new(file))));
     Ok(findings)
 }

@@ -51,9 +51,9 @@ struct PartitionState {
     /// if any.
     next: Option<i64>,
     gaps: Gaps,
-    /// The offset after the last one that the subscriber heard of. Before that, where it began, if
+    /// The offset after the last one delivered to the subscriber. Before that, where it began, if
     /// known.
-    heard: Option<i64>,
+    delivered: Option<i64>,
     /// Fetched records were dropped, to save memory: it must be read again from this offset. Until
     /// then nothing that arrives counts.
     rewind: Option<i64>,
@@ -76,14 +76,16 @@ impl PartitionState {
 
     /// Continues at `next`, without what was fetched.
     fn continue_at(&mut self, next: i64) {
-        (self.next, self.heard) = (Some(next), Some(next));
+        (self.next, self.delivered) = (Some(next), Some(next));
         self.clear();
     }
 
     /// Drops what was fetched; the thread reads it again. Starts behind what was heard of, not at
     /// the first record, so that a gap before that record is found again too.
     fn drop_fetched(&mut self) {
-        let Some(from) = self.heard.or(self.records.front().map(|first| first.origin.offset)) else { return };
+        let Some(from) = self.delivered.or(self.records.front().map(|first| first.origin.offset)) else {
+            return;
+        };
         self.continue_at(from);
         self.rewind = Some(from);
     }
@@ -114,7 +116,7 @@ struct State {
     /// Why the subscription has ended.
     over: Option<Error>,
     /// Rotates which partition delivers first, so that a busy one does not starve the others.
-    turn: usize,
+    rotation: usize,
     /// The same for the gaps about which the broker is asked.
     asked: usize,
     /// Whether `next` is waiting now. `listened` is when it last did.
@@ -188,7 +190,7 @@ impl Inbox {
         for (partition, next) in partitions {
             state.partitions.insert(
                 partition.clone(),
-                PartitionState { epoch, next, heard: next, ..PartitionState::default() },
+                PartitionState { epoch, next, delivered: next, ..PartitionState::default() },
             );
             given.push(Assignment { partition, epoch });
         }
@@ -228,7 +230,7 @@ impl Inbox {
             return;
         }
         // A lost partition need not be released any more.
-        forget(&mut state.news, |heard| matches!(heard, BusEvent::Revoked(_)), &lost);
+        forget(&mut state.news, |event| matches!(event, BusEvent::Revoked(_)), &lost);
         self.report(&mut state, Ok(BusEvent::Lost(lost)));
     }
 
@@ -426,13 +428,13 @@ impl Inbox {
         self.lock().listening = true;
         let _listening = Listening(self);
         loop {
-            let mut heard = std::pin::pin!(self.changed.notified());
-            heard.as_mut().enable(); // changes from here on are not missed
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable(); // changes from here on are not missed
             if let Some(next) = self.take() {
                 self.wake_up.wake(); // there is room again
                 return next;
             }
-            heard.await;
+            changed.await;
         }
     }
 
@@ -448,20 +450,21 @@ impl Inbox {
         for (partition, own) in state.partitions.iter_mut().filter(|(_, own)| delivers(own)) {
             let next = own.records.front().map(|next| next.origin.offset);
             if let Some(offsets) = own.gaps.take_removed(next) {
-                own.heard = Some(offsets.end);
+                own.delivered = Some(offsets.end);
                 return Some(Ok(BusEvent::Removed { partition: partition.clone(), offsets }));
             }
         }
-        state.turn = state.turn.wrapping_add(1);
-        let turn = state.turn;
+        state.rotation = state.rotation.wrapping_add(1);
+        let rotation = state.rotation;
         let mut records = Vec::new();
         let mut partitions: Vec<_> = state.partitions.values_mut().filter(|own| delivers(own)).collect();
-        let first = turn % partitions.len().max(1);
+        let first = rotation % partitions.len().max(1);
         partitions.rotate_left(first);
         for own in partitions {
             let count = own.ready().min(RECORDS_MAX - records.len());
             records.extend(own.records.drain(..count));
-            own.heard = records.last().filter(|_| count > 0).map(|last| last.origin.offset + 1).or(own.heard);
+            own.delivered =
+                records.last().filter(|_| count > 0).map(|last| last.origin.offset + 1).or(own.delivered);
             own.bytes = own.records.iter().map(|r| r.record.bytes()).sum();
         }
         if !records.is_empty() {
@@ -542,7 +545,7 @@ impl Inbox {
             }
         }
         // A released partition need not be reported as lost afterwards.
-        forget(&mut state.news, |heard| matches!(heard, BusEvent::Lost(_)), partitions);
+        forget(&mut state.news, |event| matches!(event, BusEvent::Lost(_)), partitions);
         drop(state);
         self.wake_up.wake();
     }
@@ -559,13 +562,13 @@ fn forget(
     which: impl Fn(&BusEvent) -> bool,
     partitions: &[Assignment],
 ) {
-    for heard in news.iter_mut().flatten().filter(|heard| which(heard)) {
-        if let BusEvent::Revoked(some) | BusEvent::Lost(some) = heard {
+    for event in news.iter_mut().flatten().filter(|event| which(event)) {
+        if let BusEvent::Revoked(some) | BusEvent::Lost(some) = event {
             some.retain(|assigned| !partitions.contains(assigned));
         }
     }
     news.retain(
-        |heard| !matches!(heard, Ok(BusEvent::Revoked(some) | BusEvent::Lost(some)) if some.is_empty()),
+        |event| !matches!(event, Ok(BusEvent::Revoked(some) | BusEvent::Lost(some)) if some.is_empty()),
     );
 }
 

@@ -26,7 +26,7 @@ struct Records {
     settings: TopicSettings,
     partitions: Vec<Log>,
     /// The partition that got the last record without a key.
-    turn: usize,
+    rotation: usize,
 }
 
 /// A partition's records; the first has the offset `oldest`.
@@ -90,7 +90,7 @@ impl State {
             return Ok(false);
         }
         let partitions = (0..settings.partitions).map(|_| Log::default()).collect();
-        self.topics.insert(topic.clone(), Records { settings, partitions, turn: 0 });
+        self.topics.insert(topic.clone(), Records { settings, partitions, rotation: 0 });
         Ok(true)
     }
 
@@ -135,8 +135,8 @@ impl State {
             } else if let Some(key) = &record.key {
                 partition_of(key, all.settings.partitions)
             } else {
-                all.turn = (all.turn + 1) % all.partitions.len();
-                all.turn as i32
+                all.rotation = (all.rotation + 1) % all.partitions.len();
+                all.rotation as i32
             };
             let log = &mut all.partitions[number as usize];
             log.sweep(&all.settings, now);

@@ -454,7 +454,7 @@ fn each_away(error: Error) -> impl FnMut() -> Ending {
     move || match error.take() {
         _ if contended => Ending::Later(PAUSE),
         Some(error) => away(error),
-        None if retryable => Ending::Away(Error::Unavailable { what: what.clone(), source: None }),
+        None if retryable => Ending::Unavailable(Error::Unavailable { what: what.clone(), source: None }),
         None => Ending::Later(PAUSE),
     }
 }

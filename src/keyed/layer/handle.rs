@@ -150,7 +150,7 @@ impl Leased {
 
     /// Tells the store how the run has ended. A call without an answer is repeated: under its token it
     /// ends the run once.
-    async fn tell<F: Future<Output = Result<()>>>(&self, what: &str, call: impl Fn() -> F) -> Result<()> {
+    async fn repeat<F: Future<Output = Result<()>>>(&self, what: &str, call: impl Fn() -> F) -> Result<()> {
         let mut attempts = 1;
         loop {
             match self.layer.bounded(what, call()).await {
@@ -165,7 +165,7 @@ impl Leased {
 
     /// Stores an answer. The error is what to answer instead.
     async fn finish(&self, answer: Answer) -> Result<(), Problem> {
-        match self.tell("storing an answer", || self.layer.keys.finish(&self.lease, &answer)).await {
+        match self.repeat("storing an answer", || self.layer.keys.finish(&self.lease, &answer)).await {
             Ok(()) => {
                 crate::crash_point!("keyed.finished");
                 self.leader.done(Arc::new(answer));
@@ -182,7 +182,7 @@ impl Leased {
     }
 
     async fn release(&self, ended: Ended) {
-        match self.tell("releasing a key", || self.layer.keys.release(&self.lease, ended)).await {
+        match self.repeat("releasing a key", || self.layer.keys.release(&self.lease, ended)).await {
             // The lease is over already, maybe by a try whose answer was lost.
             Ok(()) | Err(Error::Fenced { .. }) => {}
             Err(error) => {

@@ -103,8 +103,8 @@ pub async fn b4_refuse_does_not_begin<H: BusHarness>(harness: &H) {
     let refused = async {
         let mut subscriber = stage.bus.subscribe(subscription.clone()).await?;
         for _ in 0..4 {
-            let heard = subscriber.next().await?;
-            assert!(!matches!(heard, crate::bus::BusEvent::Records(_)), "it began by itself: {heard:?}");
+            let event = subscriber.next().await?;
+            assert!(!matches!(event, crate::bus::BusEvent::Records(_)), "it began by itself: {event:?}");
         }
         subscriber.leave().await
     };
@@ -264,8 +264,8 @@ pub async fn next_can_be_cancelled<H: BusHarness>(harness: &H) {
         for polls in 1..=3 {
             let next = polled(polls, recorder.subscriber().next());
             // Dropped at whatever point it has come to; what it returns in time is kept.
-            if let Ok(Some(heard)) = tokio::time::timeout(Duration::from_millis(5), next).await {
-                recorder.take(heard.unwrap()).await;
+            if let Ok(Some(event)) = tokio::time::timeout(Duration::from_millis(5), next).await {
+                recorder.take(event.unwrap()).await;
             }
         }
     }

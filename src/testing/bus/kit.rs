@@ -183,14 +183,14 @@ impl Recorder {
 
     /// Listens once, for a moment at most.
     async fn listen(&mut self) {
-        if let Ok(heard) = tokio::time::timeout(TURN, self.subscriber().next()).await {
-            let heard = heard.unwrap_or_else(|error| panic!("{}: {}", self.name, error.chain()));
-            self.take(heard).await;
+        if let Ok(event) = tokio::time::timeout(TURN, self.subscriber().next()).await {
+            let event = event.unwrap_or_else(|error| panic!("{}: {}", self.name, error.chain()));
+            self.take(event).await;
         }
     }
 
-    pub(super) async fn take(&mut self, heard: BusEvent) {
-        match heard {
+    pub(super) async fn take(&mut self, event: BusEvent) {
+        match event {
             BusEvent::Assigned(given) => {
                 for Assignment { partition, epoch } in given {
                     let before = self.held.insert(partition.clone(), epoch);

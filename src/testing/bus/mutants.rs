@@ -177,11 +177,11 @@ impl Subscriber for MutantMember {
             if let Some(late) = self.late.take_if(|_| self.passed) {
                 return Ok(late);
             }
-            let heard = self.member.next().await?;
+            let event = self.member.next().await?;
             if self.mutant == BusMutant::LosesWhenCancelled {
                 tokio::task::yield_now().await;
             }
-            match &heard {
+            match &event {
                 BusEvent::Assigned(given) => {
                     self.epochs.extend(given.iter().map(|a| (a.partition.clone(), a.epoch)));
                 }
@@ -190,13 +190,13 @@ impl Subscriber for MutantMember {
                 }
                 BusEvent::Lost(_) if self.mutant == BusMutant::LostUnreported => continue,
                 BusEvent::Removed { .. } if self.mutant == BusMutant::RemovedLate => {
-                    (self.late, self.passed) = (Some(heard), false);
+                    (self.late, self.passed) = (Some(event), false);
                     continue;
                 }
                 BusEvent::Records(_) => self.passed = true,
                 _ => {}
             }
-            return Ok(heard);
+            return Ok(event);
         }
     }
 

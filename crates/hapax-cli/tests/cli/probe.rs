@@ -406,8 +406,14 @@ fn the_server_knows_a_write_after_a_kill() {
     let orders = format!("http://{}/v1/modules/orders/records", server.address);
     let (count, pid) = (format!("{orders}?limit=1000"), dir.path().join("pid"));
     std::fs::write(&pid, server.child.id().to_string()).unwrap();
+    // A killed process has its port until it has really ended: gone, or a zombie without threads (the first one is
+    // this test's child).
     let restart = format!(
-        "cd '{}' && kill -9 $(cat pid) && {{ '{}' serve --listen {} & echo $! > pid; }}",
+        "cd '{}' && old=$(cat pid) && kill -9 $old &&
+        while [ -e /proc/$old ] && {{
+            ! grep -qs '^State:.*Z' /proc/$old/status || [ $(ls /proc/$old/task | wc -l) -gt 1 ]
+        }}; do sleep 0.05; done &&
+        {{ '{}' serve --listen {} & echo $! > pid; }}",
         dir.path().display(),
         env!("CARGO_BIN_EXE_hapax"),
         server.address

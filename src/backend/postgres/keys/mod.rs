@@ -244,7 +244,7 @@ impl Inner {
                 async {
                     // If this process stops in it, the server ends it: it has locked a key.
                     let mut tx = begin(&self.pool, BEGIN_BRIEFLY).await?;
-                    seen.tell(&mut tx).await?;
+                    seen.apply(&mut tx).await?;
                     let rows = statement().persistent(false).fetch_all(&mut *tx).await?;
                     crate::crash_point!("keyed.statement.commit");
                     tx.commit().await.map(|()| rows)

@@ -48,8 +48,8 @@ impl Seen {
         })
     }
 
-    /// Tells a transaction.
-    pub(super) async fn tell(&self, tx: &mut PgTx) -> sqlx::Result<()> {
+    /// Sets it in a transaction.
+    pub(super) async fn apply(&self, tx: &mut PgTx) -> sqlx::Result<()> {
         let (name, value) = match self {
             Seen::Nothing => return Ok(()),
             Seen::Tenant(tenant) => ("hapax.tenant", tenant.as_str()),

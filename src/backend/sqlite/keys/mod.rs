@@ -78,7 +78,7 @@ struct Inner {
     secret: [u8; 32],
     /// Who has the file's only writer among the transactions of this process.
     #[cfg(feature = "axum")]
-    turn: Arc<tokio::sync::Semaphore>,
+    writer: Arc<tokio::sync::Semaphore>,
 }
 
 impl fmt::Debug for SqliteKeys {
@@ -173,7 +173,7 @@ impl SqliteKeys {
             path: path.to_owned(),
             secret,
             #[cfg(feature = "axum")]
-            turn: Arc::new(tokio::sync::Semaphore::new(1)),
+            writer: Arc::new(tokio::sync::Semaphore::new(1)),
         })))
     }
 

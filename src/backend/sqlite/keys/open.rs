@@ -113,9 +113,9 @@ impl SqliteKeys {
         }
         let deadline = Instant::now() + of.lease;
         // In turn within this process, without a thread that waits.
-        let turn = Arc::clone(&self.0.turn).acquire_owned();
-        let turn = tokio::time::timeout_at(deadline.into(), turn).await.map_err(|_| too_late())?;
-        let turn = turn.map_err(|gone| Error::unavailable("waiting for the file's writer", gone))?;
+        let writer = Arc::clone(&self.0.writer).acquire_owned();
+        let writer = tokio::time::timeout_at(deadline.into(), writer).await.map_err(|_| too_late())?;
+        let writer = writer.map_err(|gone| Error::unavailable("waiting for the file's writer", gone))?;
         let limit = Arc::new(Limit {
             deadline,
             cancelled: AtomicBool::new(false),
@@ -126,7 +126,7 @@ impl SqliteKeys {
         let (jobs, receive) = channel();
         std::thread::Builder::new()
             .name("hapax-keys-request".into())
-            .spawn(move || serve(&keys, &request, turn, &its_limit, &receive, answer))
+            .spawn(move || serve(&keys, &request, writer, &its_limit, &receive, answer))
             .map_err(|error| Error::unavailable("starting a thread for a request", error))?;
         match begun.await.map_err(|_| super::super::thread_gone())?? {
             Ok(lease) => Ok(Ok(SqliteOpenKey { jobs, limit, lease })),
@@ -141,7 +141,7 @@ type First = Result<Result<KeyLease, Begun>>;
 fn serve(
     keys: &SqliteKeys,
     request: &Begin,
-    turn: OwnedSemaphorePermit,
+    writer: OwnedSemaphorePermit,
     limit: &Arc<Limit>,
     jobs: &Receiver<Message>,
     answer: oneshot::Sender<First>,
@@ -182,7 +182,7 @@ fn serve(
                 if ended.is_err() {
                     roll_back(&tx);
                 }
-                drop((tx, opened, turn)); // the next request may begin before this one is answered
+                drop((tx, opened, writer)); // the next request may begin before this one is answered
                 let _ = done.send(ended); // the caller may be gone
                 return;
             }
