@@ -172,10 +172,14 @@ async fn t274_another_tenants_record_changes_nothing_that_can_be_seen() {
             until("readers are woken", async || proxy.counted() == woken + usize::from(said.is_ok())).await;
             until("the connection is idle", async || pool.num_idle() == 1).await;
             let after = proxy.carried();
+            // The event has the two times as texts, which are shorter where a fraction ends with zeros.
+            let times = said.as_ref().map_or(0, |record| {
+                record.created_at.to_string().len() + record.updated_at.to_string().len()
+            });
             let said = said
                 .map(|record| record.seq)
                 .map_err(|error| (error.code(), error.to_string().replace(&id.to_string(), "ID")));
-            seen.push((what, said, after.0 - before.0, after.1 - before.1));
+            seen.push((what, said, after.0 - before.0 - times, after.1 - before.1));
         }
         seen
     };
