@@ -241,9 +241,11 @@ fn t413_a_key_from_a_clock_that_is_far_ahead_is_refused_with_a_sentence() {
         let ms = SystemClock.now().as_micros() as u64 / 1000 + days * 86_400_000;
         format!("{:08x}-{:04x}-7000-8000-000000000017", ms >> 16, ms & 0xffff)
     };
-    let headers = |key| [("content-type", "application/json"), ("idempotency-key", key)];
     let path = "/v1/modules/orders/records";
-    let post = |key: &str| request(&server.address, "POST", path, &headers(key), br#"{"payload":{"n":1}}"#);
+    let post = |key: &str| {
+        let headers = [("content-type", "application/json"), ("idempotency-key", key)];
+        request(&server.address, "POST", path, &headers, br#"{"payload":{"n":1}}"#)
+    };
     let (year, weeks) = (ahead(365), ahead(27));
     for _ in 0..2 {
         let said = post(&year).problem(400, "key-invalid");
