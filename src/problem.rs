@@ -131,6 +131,11 @@ impl Problem {
         self.code
     }
 
+    /// Whether the same request may be sent again, and may then succeed.
+    pub fn is_retryable(&self) -> bool {
+        self.retry
+    }
+
     /// The JSON object.
     pub fn json(&self) -> Value {
         let mut body = serde_json::json!({

@@ -35,6 +35,7 @@ REFUSALS = {
     "running": (409, "key-running", "a request with this key is still running; send it again later to get its answer"),
     "mismatch": (422, "key-mismatch", "the key was used before for another request; make a new key for this one"),
     "expired": (410, "key-expired", "the key is older than answers are kept; find out whether its request was done"),
+    "ahead": (400, "key-invalid", "the key says it was made more than 28 days from now; the client's clock is wrong"),
     "outcome-unknown": (409, "outcome-unknown", "a request with this key never ended; an operator decides"),
 }
 

@@ -157,6 +157,12 @@ pub enum Begun {
     },
     /// The key is a UUIDv7 from before the horizon: whether it was done is forgotten.
     Expired,
+    /// The key is a UUIDv7 that says it was made more than 28 days after the store's present time: it is
+    /// not begun, for it could not be kept until it is old.
+    Ahead {
+        /// The present time by the store's clock.
+        now: Time,
+    },
     /// A request with the key began and never ended.
     OutcomeUnknown {
         /// When it began.

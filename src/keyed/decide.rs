@@ -15,8 +15,9 @@ use crate::ledger::{Nonce, Token};
 
 /// No end.
 pub(crate) const FOREVER: Time = Time::from_micros(i64::MAX);
-/// How far ahead of the store's clock the time of a key may be and still count in full.
-const AHEAD_MAX: Duration = Duration::from_hours(24);
+/// How far the time of a new key may be ahead of the store's clock: it is kept for that much longer, so there
+/// is a bound. Weeks of the ledger are made as far ahead.
+pub(crate) const AHEAD_MAX: Duration = Duration::from_hours(28 * 24);
 
 /// A key as it is stored.
 #[derive(Debug, Clone)]
@@ -74,6 +75,8 @@ pub(crate) fn decide(row: Option<&Row>, begin: &Begin, horizon: Option<Time>, no
     let Some(row) = row else {
         return if is_expired(&begin.key, horizon) {
             Decision::Answer(Begun::Expired)
+        } else if begin.key.time().is_some_and(|time| time > now.plus(AHEAD_MAX)) {
+            Decision::Answer(Begun::Ahead { now })
         } else {
             Decision::Insert
         };
@@ -167,8 +170,8 @@ impl Row {
     fn settle(&mut self, key: &IdempotencyKey, answer: &Answer, now: Time) {
         // A key from a clock that is ahead stays until its own time is old, so that it is expired, and
         // never new, once it is forgotten.
-        let made = key.time().map_or(now, |time| time.min(now.plus(AHEAD_MAX)));
-        self.settled = Some(Settled { at: now, aged_from: now.max(made), answer: answer.clone() });
+        let aged_from = key.time().map_or(now, |time| time.max(now));
+        self.settled = Some(Settled { at: now, aged_from, answer: answer.clone() });
     }
 
     /// Ends the run. A `token` that was never used before fences whoever had the lease: a heartbeat that

@@ -248,8 +248,10 @@ pub struct KeysInfo {
 ///    nobody: the next request may be another. A run that failed, or whose lease has ended, binds it.
 /// 9. A sweep forgets keys that were settled longer ago than the retention, and no running or held
 ///    key. It remembers up to when it has forgotten (the horizon): a UUIDv7 key from before it that
-///    is not found is `Expired`, never `First`, whatever the store's clock says by then. For other keys
-///    protection ends with the retention. The horizon never goes back. A sweep that returns has
+///    is not found is `Expired`, never `First`, whatever the store's clock says by then. So a UUIDv7 key
+///    from a clock that is ahead is kept until its own time is older than the retention; one that is not
+///    found and says a time more than 28 days ahead of the store's is `Ahead`, and never begun. For other
+///    keys protection ends with the retention. The horizon never goes back. A sweep that returns has
 ///    forgotten all of it, or did nothing (`skipped`), or is an error; no request keeps it from that.
 /// 10. `get`, `entry` and `list` change nothing.
 /// 11. Bad input is refused with a sentence and changes nothing. The nil UUID is not a tenant.

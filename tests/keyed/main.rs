@@ -219,6 +219,8 @@ async fn t103_two_sql_functions_are_enough_for_any_language() {
     );
     assert_eq!(ask::<String>(keys.pool(), leased.clone()).await, "first");
     assert_eq!(ask::<String>(keys.pool(), leased).await, "running");
+    let ahead = begin.replace("order-17", "0fffffff-ffff-7fff-8fff-ffffffffffff"); // of the year 2527
+    assert_eq!(ask::<String>(keys.pool(), ahead).await, "ahead");
     // Bad input: a sentence, and nothing is changed.
     for (call, says) in [
         (format!("{schema}.key_begin('a b', '\\x0123456789abcdef')"), "visible ASCII"),

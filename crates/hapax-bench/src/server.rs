@@ -210,8 +210,16 @@ async fn memory(options: &Options) -> Fallible<Report> {
         }
     }
     let took = began.elapsed().as_secs_f64();
-    samples.push(server.resident()?);
     let sent = done.load(Ordering::Relaxed);
+    // Without the first twentieth there is nothing to compare with: the same number twice would be a ratio of 1.
+    if samples.is_empty() {
+        let asked = if options.rows.is_some() { "" } else { ", the time that they have without --rows" };
+        return Err(format!(
+            "{sent} of {requests} requests were answered in {took:.0} s{asked}; the memory is measured from {warm} on"
+        )
+        .into());
+    }
+    samples.push(server.resident()?);
     server.end().await?;
     let (first, last) = (samples[0], samples[samples.len() - 1]);
     Ok(Report {
@@ -224,7 +232,7 @@ async fn memory(options: &Options) -> Fallible<Report> {
             Line::new(format!("every {step} requests"), samples),
         ],
         notes: vec![format!(
-            "{CLIENTS} connections, {:.0} requests/s in {took:.0} s; of {TURN}: a keyed create and its replay, 6 claims, 6 looks, 6 dones",
+            "{sent} of {requests} requests; {CLIENTS} connections, {:.0} requests/s in {took:.0} s; of {TURN}: a keyed create and its replay, 6 claims, 6 looks, 6 dones",
             sent as f64 / took
         )],
     })

@@ -106,11 +106,9 @@ async fn modules(
 
 async fn create(global: &Global, config: &Config, slug: &ModuleSlug, by: &ByArgs) -> Result<u8, Failure> {
     let modules = modules(global, config, true).await?;
-    if config.keys.url != "memory:" {
-        // Recorded before it is done, as every admin action.
-        let note = AuditNote::new(&by.actor()?, "modules.create", slug.as_str());
-        crate::token::access(config).await?.note(&note).await?;
-    }
+    // Recorded before it is done, as every admin action. The keys are in the journal's database, or nothing was opened.
+    let note = AuditNote::new(&by.actor()?, "modules.create", slug.as_str());
+    crate::token::access(config).await?.note(&note).await?;
     let made = modules.create_module(slug).await?;
     if global.json {
         print::json(&json!({"module": slug.as_str(), "made": made}))?;

@@ -269,6 +269,7 @@ impl InTransaction {
         let (answer, within) = (kept(&parts, &body), self.layer.settings.store_timeout);
         match open.commit(&answer, undo || parts.status.is_client_error(), within).await {
             Ok(true) => {
+                crate::crash_point!("keyed.committed");
                 self.leader.done(Arc::new(answer));
                 sent(parts, body)
             }

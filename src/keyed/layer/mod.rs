@@ -87,6 +87,7 @@ struct Settings {
     fingerprint_headers: Arc<[HeaderName]>,
     tell_fields: bool,
     body_bytes_max: usize,
+    body_timeout: Duration,
     answer_bytes_max: usize,
     retention: Duration,
     caller: Arc<CallerOf>,
@@ -205,6 +206,7 @@ impl<K: Keys + Clone> KeyedLayer<K> {
             fingerprint_headers: Arc::new([]),
             tell_fields: false,
             body_bytes_max: 1 << 20,
+            body_timeout: Duration::from_secs(30),
             answer_bytes_max: 1 << 20,
             retention: RETENTION,
             caller: Arc::new(caller),
@@ -346,6 +348,14 @@ impl<K: Keys + Clone> KeyedLayer<K> {
     pub fn bytes_max(mut self, request: usize, answer: usize) -> Self {
         self.settings.body_bytes_max = request;
         self.settings.answer_bytes_max = answer.min(super::ANSWER_BYTES_MAX);
+        self
+    }
+
+    /// How long the body of a request may take to arrive: then it is answered with 400 `body-unreadable`,
+    /// and nothing was done. More than a day counts as a day.
+    #[must_use]
+    pub fn body_timeout(mut self, at_most: Duration) -> Self {
+        self.settings.body_timeout = at_most.min(WAIT_MAX);
         self
     }
 

@@ -1,10 +1,13 @@
 //! The problems that the layer itself answers with.
 
+use std::time::Duration;
+
 use axum::body::Body;
 use axum::http::header::HeaderValue;
 use axum::http::{HeaderName, Response as HttpResponse, StatusCode};
 use axum::response::Response;
 
+use crate::clock::Time;
 use crate::error::Error;
 use crate::keyed::Answer;
 use crate::keyed::answer::HEADER_BYTES_MAX;
@@ -29,6 +32,11 @@ impl Problem {
 
     pub(super) fn unreadable() -> Self {
         let detail = "the request body could not be read to its end; nothing was done";
+        Problem::new(StatusCode::BAD_REQUEST, "body-unreadable", "The body could not be read", detail)
+    }
+
+    pub(super) fn too_slow(limit: Duration) -> Self {
+        let detail = format!("the request body did not arrive within {limit:?}; nothing was done");
         Problem::new(StatusCode::BAD_REQUEST, "body-unreadable", "The body could not be read", detail)
     }
 
@@ -79,6 +87,13 @@ impl Problem {
         let detail = "the key is older than answers are kept, so whether its request was done is not known any more; find \
                       out, and make a new key if it was not. If the key is new, the client's clock is wrong: the key carries its time";
         Problem::new(StatusCode::GONE, "key-expired", "The key has expired", detail)
+    }
+
+    pub(super) fn ahead(now: Time) -> Self {
+        Problem::invalid(format!(
+            "Idempotency-Key is invalid: it is a UUIDv7 that says it was made more than 28 days after the present, \
+             which is {now}: the client's clock is wrong; nothing was done"
+        ))
     }
 
     pub(super) fn answer_too_large(limit: usize, done: bool) -> Self {

@@ -158,13 +158,12 @@ async fn prepare(layer: &Shared, request: Request<Body>) -> Result<(Parts, Bytes
     let caller = (settings.caller)(&parts)?;
     let key = key_of(&parts.headers).map_err(Problem::into_response)?;
     let limit = settings.body_bytes_max;
-    let body = to_bytes(body, limit).await.map_err(|error| {
-        if is_too_large(&error) {
-            Problem::body_too_large(limit).into_response()
-        } else {
-            Problem::unreadable().into_response()
-        }
-    })?;
+    let body = match timeout(settings.body_timeout, to_bytes(body, limit)).await {
+        Ok(Ok(body)) => body,
+        Ok(Err(error)) if is_too_large(&error) => return Err(Problem::body_too_large(limit).into_response()),
+        Ok(Err(_)) => return Err(Problem::unreadable().into_response()),
+        Err(_) => return Err(Problem::too_slow(settings.body_timeout).into_response()),
+    };
     // As sent: a nested router strips its prefix.
     let uri = parts.extensions.get::<OriginalUri>().map_or(&parts.uri, |OriginalUri(uri)| uri);
     let names = settings.fingerprint_headers.iter();
@@ -306,6 +305,7 @@ where
         }
         Begun::Mismatch { differing } => mismatch(&layer, begin, differing),
         Begun::Expired => Problem::expired().into_response(),
+        Begun::Ahead { now } => Problem::ahead(now).into_response(),
         Begun::OutcomeUnknown { .. } => Problem::outcome_unknown().into_response(),
     }
 }

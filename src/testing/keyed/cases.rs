@@ -59,6 +59,7 @@ macro_rules! __keys_cases {
                 k9_other_keys_are_new_after_the_retention
                 k9_running_and_held_keys_stay
                 k9_a_key_from_a_clock_that_is_ahead_is_never_new
+                k9_a_key_that_could_not_be_kept_is_not_begun
                 k9_a_sweep_goes_in_batches
                 k9_one_of_many_sweepers_sweeps
                 k9_a_dry_run_counts_and_changes_nothing

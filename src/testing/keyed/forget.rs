@@ -4,8 +4,8 @@
 
 use std::time::Duration;
 
-use super::{KeysHarness, again, done, first, request, v7, word};
-use crate::keyed::{AfterFailure, Begin, Begun, Ended, KeySweep, Keys, SweptKeys};
+use super::{KeysHarness, again, answer, done, first, person, request, v7, word};
+use crate::keyed::{AfterFailure, Begin, Begun, Ended, KeyLease, KeySweep, Keys, Resolution, SweptKeys};
 
 const DAY: Duration = Duration::from_hours(24);
 const RETENTION: Duration = Duration::from_hours(30 * 24);
@@ -91,15 +91,52 @@ pub async fn k9_running_and_held_keys_stay(harness: &impl KeysHarness) {
 
 pub async fn k9_a_key_from_a_clock_that_is_ahead_is_never_new(harness: &impl KeysHarness) {
     let keys = harness.open().await;
-    let begin = request(&v7(&keys, Duration::from_hours(20), true).await, "{}");
-    done(&keys, &begin, "17").await;
+    let near = request(&v7(&keys, Duration::from_hours(20), true).await, "{}");
+    let far = request(&v7(&keys, DAY * 27, true).await, "{}");
+    // One whose answer a person gave.
+    let decided =
+        Begin { after_failure: AfterFailure::Hold, ..request(&v7(&keys, DAY * 27, true).await, "{}") };
+    let lease = first(&keys, &decided).await;
+    keys.release(&lease, Ended::Failed).await.unwrap();
+    let token = keys.entry(None, &decided.key).await.unwrap().unwrap().token;
+    let held = KeyLease { token, ..lease };
+    keys.resolve(&held, &Resolution::Answer(answer("17")), &person()).await.unwrap();
+    done(&keys, &near, "17").await;
+    done(&keys, &far, "17").await;
     // Settled longer ago than the retention, but its own time is not: it must not go, for it would be new.
     days(harness, &keys, 30).await;
     harness.advance(Duration::from_hours(10)).await;
     sweep(&keys).await;
-    assert!(matches!(again(&keys, &begin).await, Begun::Done(_)));
+    assert!(matches!(again(&keys, &near).await, Begun::Done(_)));
     days(harness, &keys, 2).await;
-    assert_eq!(again(&keys, &begin).await, Begun::Expired);
+    assert_eq!(again(&keys, &near).await, Begun::Expired);
+    days(harness, &keys, 20).await;
+    for begin in [&far, &decided] {
+        assert!(matches!(again(&keys, begin).await, Begun::Done(_)), "52 days of 57");
+    }
+    days(harness, &keys, 10).await;
+    for begin in [&far, &decided] {
+        assert_eq!(again(&keys, begin).await, Begun::Expired, "a key of far ahead");
+    }
+}
+
+pub async fn k9_a_key_that_could_not_be_kept_is_not_begun(harness: &impl KeysHarness) {
+    let keys = harness.open().await;
+    let begin = request(&v7(&keys, DAY * 29, true).await, "{}");
+    for _ in 0..2 {
+        let now = keys.info().await.unwrap().now;
+        let Begun::Ahead { now: said } = again(&keys, &begin).await else { panic!("it is 29 days ahead") };
+        assert!(said >= now);
+        assert_eq!(word(&keys, &begin).await, "unknown", "nothing was stored");
+    }
+    if keys.capabilities().transactional {
+        let inside = harness.in_transaction(&keys, &begin, Some(&answer("17")), true).await;
+        assert!(matches!(inside, Ok(Begun::Ahead { .. })), "{inside:?}");
+        assert_eq!(word(&keys, &begin).await, "unknown");
+    }
+    // Its time comes closer.
+    harness.advance(DAY * 2).await;
+    done(&keys, &begin, "17").await;
 }
 
 pub async fn k9_a_sweep_goes_in_batches(harness: &impl KeysHarness) {

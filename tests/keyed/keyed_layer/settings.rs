@@ -95,3 +95,18 @@ async fn t273_a_handler_that_does_not_take_its_transaction_is_reported() {
         assert_eq!(warnings(), before + 1, "{name}");
     }
 }
+
+/// A client sends the head of a request and never the rest. It is answered, its key is free, and a handler never ran.
+#[tokio::test]
+async fn t415_a_body_that_never_comes_to_its_end_is_given_up() {
+    let (keys, runs) = (MemoryKeys::default(), Elsewhere::default());
+    let app = runs.app(KeyedLayer::new(keys.clone()).body_timeout(Duration::from_millis(50)));
+    let part = futures_util::stream::iter([Ok::<_, std::io::Error>("bo")]);
+    let body = Body::from_stream(futures_util::StreamExt::chain(part, futures_util::stream::pending()));
+    let request = Request::post("/orders").header("Idempotency-Key", "key").body(body).unwrap();
+    let got = tokio::time::timeout(PATIENCE, send(&app, request)).await.expect("an answer");
+    assert_eq!((got.status, got.code().as_str()), (400, "body-unreadable"), "{got:?}");
+    assert!(got.body.contains("50ms") && runs.runs() == 0, "{got:?}");
+    assert_eq!(keys.get(None, &key("key")).await.unwrap().word(), "unknown");
+    assert_eq!(send(&app, order("key", "book")).await.status, 201);
+}

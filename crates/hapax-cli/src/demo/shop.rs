@@ -326,3 +326,21 @@ async fn publish(
     copies.clear();
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_makes_its_own_orders_and_the_same_ones_every_time() {
+        let story = |seed| {
+            let mut random = Random(seed);
+            let orders = Order::random(100, &mut random);
+            (orders, random.below(u64::MAX))
+        };
+        for seed in [0, 7, 8, u64::MAX] {
+            assert_eq!(story(seed), story(seed), "seed {seed}");
+            assert_ne!(story(seed).0, story(seed ^ 1).0, "seeds {seed} and {}", seed ^ 1);
+        }
+    }
+}

@@ -182,11 +182,35 @@ async fn authenticated(
     method: &Method,
     headers: &HeaderMap,
 ) -> Result<Caller, Response> {
+    let grant = granted(listener, peer, method, headers).await?;
+    if let Some(id) = grant.principal() {
+        if let Err(wait) = listener.app.rate.take(id) {
+            let message = "rate limit exceeded (serve.rate_per_s); ";
+            return Err(rate_limited(message, wait).into_response());
+        }
+        let asked = tenant(headers).map_err(Problem::into_response)?;
+        if asked.is_some() && asked != grant.tenant {
+            let message =
+                "the header Hapax-Tenant names another tenant than the token's; leave it out".to_owned();
+            return Err(forbidden(message).into_response());
+        }
+    }
+    Ok(Caller::of(grant))
+}
+
+/// What the token of a request grants; or what anybody on this machine may do, while there is no token.
+#[allow(clippy::result_large_err, reason = "the error is the answer")]
+async fn granted(
+    listener: &Listener,
+    peer: Option<IpAddr>,
+    method: &Method,
+    headers: &HeaderMap,
+) -> Result<Grant, Response> {
     let access = &listener.app.access;
     let refuse = |error: Error| Problem::of(&error).into_response();
     if listener.loopback && !access.has_tokens().await.map_err(refuse)? {
         let tenant = tenant(headers).map_err(Problem::into_response)?;
-        return Ok(Caller::of(Grant::without_token(tenant)));
+        return Ok(Grant::without_token(tenant));
     }
     // A program's header counts before a browser's cookie.
     let token = match session::token(headers).filter(|_| !token_given(headers)) {
@@ -196,22 +220,40 @@ async fn authenticated(
         }
         None => bearer(headers).map_err(|message| unauthenticated(&message, token_given(headers)))?,
     };
-    let grant = match access.authenticate_from(token, peer).await.map_err(refuse)? {
-        Authentication::Granted { grant, .. } => grant,
-        said => return Err(refused(token, said)),
-    };
-    let id = grant.principal().unwrap_or_default();
-    if let Err(wait) = listener.app.rate.take(id) {
-        let message = "rate limit exceeded (serve.rate_per_s); ";
-        return Err(rate_limited(message, wait).into_response());
+    match access.authenticate_from(token, peer).await.map_err(refuse)? {
+        Authentication::Granted { grant, .. } => Ok(grant),
+        said => Err(refused(token, said)),
     }
-    let asked = tenant(headers).map_err(Problem::into_response)?;
-    if asked.is_some() && asked != grant.tenant {
-        let message =
-            "the header Hapax-Tenant names another tenant than the token's; leave it out".to_owned();
-        return Err(forbidden(message).into_response());
+}
+
+/// What a caller has shown, to be looked at again while an answer goes on.
+#[derive(Clone)]
+pub struct Shown {
+    listener: Listener,
+    peer: Option<IpAddr>,
+    headers: HeaderMap,
+}
+
+impl Shown {
+    /// The caller, if it still is one with this role. Its rate is not counted: it has not asked again.
+    pub async fn still(&self, role: Role) -> Option<Caller> {
+        let grant = granted(&self.listener, self.peer, &Method::GET, &self.headers).await.ok()?;
+        Some(Caller::of(grant)).filter(|caller| caller.needs(role).is_ok())
     }
-    Ok(Caller::of(grant))
+}
+
+impl FromRequestParts<Shared> for Shown {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Shared) -> Result<Self, Problem> {
+        let caller = parts.extensions.get::<Caller>().ok_or_else(missing)?;
+        Ok(Shown {
+            // Only a listener on a loopback address lets anybody call without a token.
+            listener: Listener { app: Shared::clone(app), loopback: caller.is_local },
+            peer: parts.extensions.get::<PeerAddress>().map(|peer| peer.0),
+            headers: parts.headers.clone(),
+        })
+    }
 }
 
 /// The answer to a token that grants nothing.

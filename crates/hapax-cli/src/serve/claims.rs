@@ -159,8 +159,9 @@ async fn claim(
 
 /// Claims many events, each with its own outcome
 ///
-/// A claim that is invalid fails alone, with the outcome `error` and a problem. An event that is there
-/// twice is claimed once.
+/// A claim that fails, fails alone, with the outcome `error` and a problem: decide by its `code`, as for
+/// an answer. Only if the server failed at every claim does the request fail. An event that is there twice is
+/// claimed once.
 #[utoipa::path(
     post, path = "/v1/claims/batch", tag = "claims", request_body = ClaimBatchBody,
     responses((status = 200, description = "The outcomes", body = ClaimBatchAnswer))
@@ -196,16 +197,45 @@ async fn claim_batch(
     let mut answers = Vec::with_capacity(ids.len());
     for (id, refused) in ids.into_iter().zip(refused) {
         let lease = if refused.is_none() { leases.next().flatten() } else { None };
-        answers.push(match refused.map_or_else(|| one(outcomes.next()), Err) {
-            Ok(outcome) => answer(id, &outcome, lease),
-            // The whole batch may be sent again under its name.
-            Err(problem) if problem.status().is_server_error() => return Err(problem),
-            Err(problem) => {
-                ClaimAnswer { outcome: "error", id, problem: Some(problem.json()), ..ClaimAnswer::default() }
-            }
+        let outcome = refused.map_or_else(|| one(outcomes.next()), Err);
+        answers.push(match outcome {
+            Ok(outcome) => Ok(answer(id, &outcome, lease)),
+            Err(problem) => Err((id, problem)),
         });
     }
-    Ok(Json(ClaimBatchAnswer { outcomes: answers }))
+    let outcomes = each(answers, |id, problem| ClaimAnswer {
+        outcome: "error",
+        id,
+        problem: Some(problem.json()),
+        ..ClaimAnswer::default()
+    })?;
+    Ok(Json(ClaimBatchAnswer { outcomes }))
+}
+
+/// The answers to a batch, in which an item that failed has its own problem. The request as a whole fails only
+/// if the server failed at every item: a token that was granted, or an end that was stored, is never hidden by
+/// the failure of a neighbour.
+pub(super) fn each<T>(
+    answers: Vec<Result<T, (String, Problem)>>,
+    failed: impl Fn(String, &Problem) -> T,
+) -> Result<Vec<T>, Problem> {
+    if let Some(problem) = failed_whole(&answers) {
+        return Err(problem);
+    }
+    let answers = answers.into_iter();
+    Ok(answers.map(|answer| answer.unwrap_or_else(|(id, problem)| failed(id, &problem))).collect())
+}
+
+/// The problem of a batch at every item of which the server failed: one that passes, if there is one.
+fn failed_whole<T>(answers: &[Result<T, (String, Problem)>]) -> Option<Problem> {
+    let mut found: Option<&Problem> = None;
+    for answer in answers {
+        let (_, problem) = answer.as_ref().err().filter(|(_, problem)| problem.status().is_server_error())?;
+        if found.is_none_or(|found| problem.is_retryable() && !found.is_retryable()) {
+            found = Some(problem);
+        }
+    }
+    found.cloned()
 }
 
 pub(super) fn one<T>(answer: Option<hapax::Result<T>>) -> Result<T, Problem> {
@@ -388,4 +418,29 @@ async fn processed(
         at: entry.as_ref().map(|entry| entry.at.to_string()),
         attempts: entry.as_ref().map(|entry| entry.attempts),
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failed(error: Error) -> Result<u32, (String, Problem)> {
+        Err(("e".to_owned(), error.into()))
+    }
+
+    #[test]
+    fn t410_a_batch_fails_only_if_the_server_failed_at_every_line() {
+        let away = || failed(Error::unavailable("the ledger", "it is away"));
+        let corrupt = || failed(Error::Corrupt("a row".into()));
+        let invalid = || failed(Error::invalid("id", "it is blank"));
+        let line = |_: String, problem: &Problem| u32::from(problem.status().as_u16());
+        assert_eq!(each(vec![Ok(1), away(), corrupt()], line).unwrap(), [1, 503, 500]);
+        assert_eq!(each(vec![invalid(), away()], line).unwrap(), [400, 503]);
+        assert_eq!(each(vec![invalid()], line).unwrap(), [400]);
+        // What passes is worth another try.
+        for lines in [vec![corrupt(), away(), away()], vec![away(), corrupt()]] {
+            assert_eq!(each(lines, line).unwrap_err().code(), "unavailable");
+        }
+        assert_eq!(each(vec![corrupt(), corrupt()], line).unwrap_err().code(), "corrupt");
+    }
 }

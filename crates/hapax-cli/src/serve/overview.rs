@@ -27,7 +27,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::app::{App, Shared, stopped};
-use super::auth::{Caller, Operator};
+use super::auth::{Caller, Operator, Role, Shown};
 use super::beside::Watched;
 use super::counters;
 use super::extract::{Json, Params, limit};
@@ -37,7 +37,7 @@ use crate::stats::sums;
 
 /// How often the numbers are sent.
 const PERIOD: Duration = Duration::from_secs(2);
-/// For how many seconds one answer sends them. Who listens asks again, and is authenticated again.
+/// For how many seconds one answer sends them. Who listens asks again.
 const STREAM_S_MAX: usize = 60;
 /// How many may listen at once.
 const LISTENERS_MAX: usize = 32;
@@ -374,13 +374,14 @@ pub struct LiveParams {
 /// The same every two seconds, as server-sent events
 ///
 /// Each event is named `overview` and has the answer of `GET /v1/overview`, or it is named `problem` and has a
-/// problem. The answer ends after a minute: ask again.
+/// problem. The answer ends after a minute, or when the caller's token is revoked or expires: ask again.
 #[utoipa::path(
     get, path = "/v1/overview/live", tag = "server", params(LiveParams),
     responses((status = 200, description = "The numbers, again and again", body = String, content_type = "text/event-stream"))
 )]
 async fn live(
-    Operator(caller): Operator,
+    Operator(_): Operator,
+    shown: Shown,
     State(app): State<Shared>,
     Params(params): Params<LiveParams>,
 ) -> Result<Response, Problem> {
@@ -389,7 +390,7 @@ async fn live(
         return Ok(overloaded("as many pages as the server takes are open (32)"));
     };
     let (send, receive) = mpsc::channel(1);
-    tokio::spawn(feed(app, caller, send, place, Duration::from_secs(seconds as u64)));
+    tokio::spawn(feed(app, shown, send, place, Duration::from_secs(seconds as u64)));
     let mut response = Response::new(Body::new(Events(receive)));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
@@ -397,10 +398,11 @@ async fn live(
     Ok(response)
 }
 
-/// Sends the numbers until nobody listens, the time is over or the server stops.
+/// Sends the numbers until nobody listens, the caller is no operator any more (its token was revoked, or it
+/// expired, or nobody can tell), the time is over or the server stops.
 async fn feed(
     app: Shared,
-    caller: Caller,
+    shown: Shown,
     send: mpsc::Sender<Bytes>,
     place: OwnedSemaphorePermit,
     time: Duration,
@@ -409,6 +411,7 @@ async fn feed(
     let (until, mut stopping) = (Instant::now() + time, app.stopping.clone());
     let sending = async {
         while Instant::now() < until {
+            let Some(caller) = shown.still(Role::Admin).await else { return };
             let (name, json) = match look(&app, &caller).await {
                 Ok(answer) => ("overview", serde_json::to_string(&answer).unwrap_or_default()),
                 Err(problem) => ("problem", problem.json().to_string()),

@@ -14,7 +14,7 @@ use utoipa_axum::routes;
 
 use super::app::{App, Shared};
 use super::auth::{Caller, Writer};
-use super::claims::{check_batch, lease, one, present, time};
+use super::claims::{check_batch, each, lease, one, present, time};
 use super::extract::Json;
 use super::openapi::ProblemBody;
 
@@ -175,6 +175,9 @@ async fn done(
 }
 
 /// Settles many runs as done, each with its own outcome
+///
+/// A run that is not settled fails alone, with the state `error` and a problem: decide by its `code`, as for an
+/// answer. Only if the server failed at every run does the request fail.
 #[utoipa::path(
     post, path = "/v1/claims/done/batch", tag = "claims", request_body = DoneBatchBody,
     responses((status = 200, description = "The outcomes", body = SettledBatchAnswer))
@@ -205,17 +208,17 @@ async fn done_batch(
         outcomes.push(match refused.map_or_else(|| one(settled.next()), Err) {
             Ok(settled) => {
                 let at = Some(settled.at.to_string());
-                SettledAnswer { id, state: settled.state.name(), at, problem: None }
+                Ok(SettledAnswer { id, state: settled.state.name(), at, problem: None })
             }
-            Err(problem) if problem.status().is_server_error() => return Err(problem),
-            Err(problem) => SettledAnswer {
-                id,
-                state: "error",
-                problem: Some(problem.json()),
-                ..SettledAnswer::default()
-            },
+            Err(problem) => Err((id, problem)),
         });
     }
+    let outcomes = each(outcomes, |id, problem| SettledAnswer {
+        id,
+        state: "error",
+        problem: Some(problem.json()),
+        ..SettledAnswer::default()
+    })?;
     Ok(Json(SettledBatchAnswer { outcomes }))
 }
 

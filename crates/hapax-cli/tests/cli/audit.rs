@@ -17,8 +17,100 @@ fn rows(dir: &Path, action: &str) -> Vec<Value> {
     rows.iter().rev().cloned().collect()
 }
 
-/// Rebuilding a projection is in `project.rs`, a read model in ClickHouse in `query_clickhouse.rs`, and change data
-/// capture in the program `cdc`: they need servers.
+/// Whether a command leaves a row of who did it.
+#[derive(Debug)]
+enum Audited {
+    /// It does, and the test below sees it.
+    Here,
+    /// It does, and the tests of this file see it.
+    In(&'static str),
+    /// The ledger records it in the step that changes the entry, for whoever intervenes: `letters.rs`.
+    InLedger,
+    /// It is no admin action, because.
+    Exempt(&'static str),
+}
+
+/// It only looks, or prints.
+const LOOKS: Audited = Audited::Exempt("it changes nothing");
+/// It is the work that hapax is for, or makes what is not there yet.
+const WORKS: Audited = Audited::Exempt("it is the user's own work");
+const MAKES: Audited = Audited::Exempt("it makes what is missing, and changes nothing that is there");
+
+fn audited(command: &str) -> Option<Audited> {
+    Some(match command {
+        "ledger sweep" | "journal sweep" | "journal archive" | "query drop" | "analytics rebuild"
+        | "keys sweep" => Audited::Here,
+        "token create" | "token revoke" | "token rotate" => Audited::In("cli/token.rs"),
+        "keys resolve" => Audited::In("cli/keys.rs"),
+        "modules create" => Audited::In("cli/modules.rs"),
+        "relay rewind" | "relay resume" | "relay skip" | "relay forget" => Audited::In("cli/relay.rs"),
+        "project rebuild" => Audited::In("cli/project.rs"),
+        "cdc apply" | "cdc remove" => Audited::In("cdc/commands.rs"),
+        "erase" => Audited::In("cli/erase.rs"),
+        "dead redrive" | "dead drop" | "parked resume" | "parked skip" | "ledger retry"
+        | "ledger release" | "ledger kill" | "ledger forget" => Audited::InLedger,
+        "demo" => Audited::Exempt("its files are its own"),
+        "probe" => Audited::Exempt("it is a client of a service"),
+        "consume" | "produce" | "journal append" | "relay run" | "project run" | "serve" | "filter" => WORKS,
+        "keys init" | "ledger init" => MAKES,
+        "journal read" | "journal stat" | "modules ls" | "modules grants" | "relay status"
+        | "project verify" | "project status" | "top" | "plan" | "query records" | "query status"
+        | "query schema" | "verify analytics" | "verify search" | "verify cache" | "cdc config"
+        | "cdc status" | "explain" | "stats" | "dead ls" | "dead show" | "parked ls" | "parked show"
+        | "doctor" | "id make" | "id derive" | "id inspect" | "config show" | "config example"
+        | "keys ls" | "keys show" | "completions" | "ledger schema" | "ledger grants" | "ledger check"
+        | "ledger stat" | "ledger ls" | "ledger show" | "ledger audit" | "token ls" | "token generate"
+        | "audit ls" => LOOKS,
+        _ => return None,
+    })
+}
+
+/// All commands, as the help lists them, each with its help.
+fn commands(dir: &Path, of: &[&str]) -> Vec<(String, String)> {
+    let help = run(dir, &[of, &["--help"]].concat()).code(0).out;
+    let listed = help.split_once("\nCommands:\n").map_or("", |(_, rest)| rest);
+    let names: Vec<_> = listed
+        .lines()
+        .take_while(|line| line.is_empty() || line.starts_with("  "))
+        .filter_map(|line| {
+            line.strip_prefix("  ").filter(|line| line.starts_with(|c: char| c.is_ascii_lowercase()))
+        })
+        .filter_map(|line| line.split(' ').next().filter(|name| *name != "help"))
+        .collect();
+    if names.is_empty() {
+        return vec![(of.join(" "), help)];
+    }
+    names.into_iter().flat_map(|name| commands(dir, &[of, &[name]].concat())).collect()
+}
+
+/// A command that is added and forgets its audit row is named here, or fails.
+#[test]
+fn t417_each_command_leaves_an_audit_row_or_says_why_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let all = commands(dir.path(), &[]);
+    assert!(all.len() > 70, "{all:?}");
+    for (command, help) in all {
+        let audited =
+            audited(&command).unwrap_or_else(|| panic!("hapax {command}: does it leave an audit row?"));
+        // Who takes a person's name writes it down. The sweep of the keys is a service's too, and names the user.
+        let asks = help.contains("--by ") || command == "keys sweep";
+        match audited {
+            Audited::Exempt(why) => assert!(!asks, "{command} asks who runs it, although {why}"),
+            _ => assert!(asks, "{command} does not ask who runs it"),
+        }
+        if let Audited::In(file) = audited {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(file);
+            let text = std::fs::read_to_string(path).unwrap();
+            let group = command.split(' ').next().unwrap_or(&command);
+            assert!(
+                text.contains("\"audit\"") && text.contains(&format!("\"{group}.")),
+                "{command}: {file} sees no row of it"
+            );
+        }
+    }
+}
+
+/// Those of [`Audited::Here`].
 #[test]
 fn each_command_that_changes_what_is_not_ones_own_leaves_an_audit_row() {
     let dir = tempfile::tempdir().unwrap();
@@ -60,6 +152,8 @@ fn each_command_that_changes_what_is_not_ones_own_leaves_an_audit_row() {
         let has = |field: &str, text: &str| row[field].as_str().unwrap().contains(text);
         assert!(has("target", target) && has("details", details), "{command:?}: {row}");
     }
+    run(dir, &["keys", "sweep"]).code(0);
+    assert_eq!(rows(dir, "keys.sweep").len(), 1);
     // Looking leaves none.
     let before = rows(dir, "").len();
     for command in [

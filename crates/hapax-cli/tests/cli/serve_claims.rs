@@ -289,3 +289,45 @@ fn t249_null_is_a_payload() {
     server.post("/v1/claims/fail", &fail).is(200);
     assert_eq!(server.get("/v1/dead?payload=true").is(200)["entries"][0]["payload"], "null");
 }
+
+/// One row of the ledger is damaged. What was granted to its neighbours is in the answer: an at-most-once claim that
+/// nobody was told of would be a duplicate when it is sent again, and its effect would never happen.
+#[test]
+fn t410_a_claim_that_fails_leaves_its_neighbours_what_they_were_granted() {
+    let (dir, server) = server(&[]);
+    server.post("/v1/claims", &json!({"scope": "s", "id": "damaged"})).is(200);
+    let file = rusqlite::Connection::open(dir.path().join("hapax-data/ledger.db")).unwrap();
+    file.busy_timeout(crate::common::serve::PATIENCE).unwrap();
+    let tables: Vec<String> = file
+        .prepare("SELECT name FROM sqlite_schema WHERE type = 'table' AND name GLOB 'hapax_entry_*'")
+        .and_then(|mut all| all.query_map([], |row| row.get(0))?.collect())
+        .unwrap();
+    let changed =
+        |table| file.execute(&format!("UPDATE {table} SET state = 77 WHERE scope > 0"), []).unwrap();
+    assert_eq!(tables.iter().map(changed).sum::<usize>(), 1);
+    for mode in ["at_most_once", "lease"] {
+        let (one, two) = (format!("one-{mode}"), format!("two-{mode}"));
+        let claim = |id: &str| json!({"scope": "s", "id": id, "mode": mode});
+        let claims = json!({"claims": [claim(&one), claim("damaged"), claim(" "), claim(&two)]});
+        let answer = server.post("/v1/claims/batch", &claims).is(200);
+        assert_eq!(words(&answer), ["claimed", "error", "error", "claimed"], "{answer}");
+        let of = &answer["outcomes"];
+        assert_eq!(
+            (&of[1]["problem"]["code"], &of[1]["problem"]["status"]),
+            (&json!("corrupt"), &json!(500))
+        );
+        assert_eq!(of[2]["problem"]["code"], "invalid");
+        let run = |at: usize| json!({"scope": "s", "id": of[at]["id"], "token": of[at]["token"]});
+        let damaged = json!({"scope": "s", "id": "damaged", "token": 1});
+        let done =
+            server.post("/v1/claims/done/batch", &json!({"claims": [run(0), damaged, run(3)]})).is(200);
+        let states: Vec<_> = (0..3).map(|at| done["outcomes"][at]["state"].clone()).collect();
+        let state = if mode == "lease" { "done" } else { "finished" };
+        assert_eq!(states, [state, "error", state], "{done}");
+        assert_eq!(done["outcomes"][1]["problem"]["code"], "corrupt");
+        // Where nothing was granted or settled, the request has failed.
+        let alone = json!({"claims": [claim("damaged")]});
+        server.post("/v1/claims/batch", &alone).problem(500, "corrupt");
+        server.post("/v1/claims/done/batch", &json!({"claims": [damaged]})).problem(500, "corrupt");
+    }
+}

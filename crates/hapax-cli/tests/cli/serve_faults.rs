@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::common::consume::wait_until;
 use crate::common::consume::{Sample, consume, effects};
 use crate::common::run;
-use crate::common::serve::{Answer, Server, connect, request};
+use crate::common::serve::{Answer, Server, connect, request, to_the_end};
 
 #[cfg(feature = "postgres")]
 use crate::common::roles::{Connection, Postgres};
@@ -312,7 +312,47 @@ fn t312_keys_whose_protection_was_changed_are_refused() {
     drop(place.start());
 }
 
-/// The write is committed, and the server dies before the client has read its answer.
+/// The write is committed, and the server dies before it answers: its client has not a byte. On the way back it gets what
+/// it would have got.
+fn dies_before_it_answers(start: impl Fn(&[(&str, &str)]) -> Server, slug: &str) {
+    let body = json!({"payload": {"amount": 7}});
+    let mut doomed = start(&[("HAPAX_CRASH_AT", "keyed.committed:1")]);
+    let text = body.to_string();
+    let head = format!(
+        "POST /v1/modules/{slug}/records HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\nidempotency-key: k\r\n\
+         hapax-tenant: {A}\r\ncontent-length: {}\r\n\r\n{text}",
+        doomed.address,
+        text.len()
+    );
+    let mut stream = connect(&doomed.address);
+    std::io::Write::write_all(&mut stream, head.as_bytes()).unwrap();
+    let nothing = to_the_end(&mut stream);
+    assert!(nothing.is_empty(), "it answered: {}", String::from_utf8_lossy(&nothing));
+    assert_eq!(doomed.ended(), None, "a signal ended it");
+    drop(doomed);
+    let server = start(&[]);
+    let all = || {
+        let path = format!("/v1/modules/{slug}/records");
+        let all = request(&server.address, "GET", &path, &[("hapax-tenant", A)], b"").is(200);
+        all["records"].as_array().unwrap().clone()
+    };
+    let before = all();
+    assert_eq!(before.len(), 1, "it was committed: {before:?}");
+    let again = create(&server, slug, Some(A), "k", &body);
+    assert_eq!((again.is(200), again.header("idempotency-replayed")), (before[0].clone(), Some("true")));
+    assert_eq!(all(), before);
+}
+
+#[test]
+fn t414_an_embedded_server_killed_between_commit_and_answer_writes_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    run(dir, &["modules", "create", "orders"]).code(0);
+    dies_before_it_answers(|env| Server::start_in(dir, &[], env), "orders");
+    let events = run(dir, &["--json", "journal", "read", "--limit", "1000"]).code(0).out;
+    assert_eq!(events.matches("record.created").count(), 1, "{events}");
+}
+
 #[test]
 #[cfg(feature = "postgres")]
 fn t150_a_server_killed_between_commit_and_answer_writes_once() {
@@ -320,28 +360,8 @@ fn t150_a_server_killed_between_commit_and_answer_writes_once() {
     let place = Postgres::new(dir.path());
     let database = place.app_url.rsplit_once('/').unwrap().1;
     let mut admin = Connection::to(&format!("{}/{database}", place.admin_url.rsplit_once('/').unwrap().0));
-    let server = place.start();
-    let body = json!({"payload": {"amount": 7}}).to_string();
-    let head = format!(
-        "POST /v1/modules/{}/records HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\nidempotency-key: k\r\n\
-         hapax-tenant: {A}\r\ncontent-length: {}\r\n\r\n{body}",
-        place.slug,
-        server.address,
-        body.len()
-    );
-    let mut stream = connect(&server.address);
-    std::io::Write::write_all(&mut stream, head.as_bytes()).unwrap();
-    let written = format!("select from module_{}.records", place.slug);
-    wait_until("it is committed", || admin.rows(&written) == 1);
-    server.signal("-KILL");
-    drop(server);
-    let server = place.start();
-    let again = create(&server, &place.slug, Some(A), "k", &json!({"payload": {"amount": 7}}));
-    assert_eq!(
-        (again.is(200)["seq"].as_u64(), again.header("idempotency-replayed")),
-        (Some(1), Some("true"))
-    );
-    assert_eq!(admin.rows(&written), 1);
+    dies_before_it_answers(|env| place.start_in(env), &place.slug);
+    assert_eq!(admin.rows(&format!("select from module_{}.records", place.slug)), 1);
     let events = format!("select from {}.journal where kind = 'record.created'", place.schema);
     assert_eq!(admin.rows(&events), 1, "one event");
 }

@@ -229,3 +229,30 @@ fn a_server_on_postgres_forgets_keys_as_the_role_for_maintenance() {
     let may = format!("select where has_table_privilege('{schema}.keys', 'delete')");
     assert_eq!(app.rows(&may), 0, "the server's role may not");
 }
+
+/// A client's clock is a year ahead. Its key would be forgotten long before it is old, and a retry would be new then.
+#[test]
+fn t413_a_key_from_a_clock_that_is_far_ahead_is_refused_with_a_sentence() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    run(dir, &["modules", "create", "orders"]).code(0);
+    let server = Server::start(dir, &[]);
+    let ahead = |days: u64| {
+        let ms = SystemClock.now().as_micros() as u64 / 1000 + days * 86_400_000;
+        format!("{:08x}-{:04x}-7000-8000-000000000017", ms >> 16, ms & 0xffff)
+    };
+    let path = "/v1/modules/orders/records";
+    let post = |key: &str| {
+        let headers = [("content-type", "application/json"), ("idempotency-key", key)];
+        request(&server.address, "POST", path, &headers, br#"{"payload":{"n":1}}"#)
+    };
+    let (year, weeks) = (ahead(365), ahead(27));
+    for _ in 0..2 {
+        let said = post(&year).problem(400, "key-invalid");
+        assert!(said.contains("28 days") && said.contains("clock"), "{said}");
+        assert_eq!(state(&server, &year, &[]), "unknown");
+    }
+    post(&weeks).is(201);
+    assert_eq!(post(&weeks).is(200)["seq"], 1);
+    assert_eq!(server.get(path).is(200)["records"].as_array().unwrap().len(), 1);
+}

@@ -2,11 +2,14 @@
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpStream;
+
 use hapax::access::ApiToken;
 use serde_json::{Value, json};
 
 use crate::common::run;
-use crate::serve_access::process::{Server, raw, until};
+use crate::serve_access::process::{PATIENCE, Server, raw, until};
 use crate::serve_tenants::{id, token};
 
 /// A token that ends must not leave behind one that does not, and what it made can be ended with it.
@@ -93,4 +96,38 @@ fn t246_unknown_tokens_are_limited_and_known_ones_are_not() {
     server.get("/v1/info", &known).is(200);
     // After a while a guess is looked up again.
     until("it is looked up", || server.get("/v1/info", ApiToken::generate().expose()).status == 401);
+}
+
+/// A page that shows live numbers is open when its token is revoked. It shows no more of them.
+#[test]
+fn t411_numbers_end_with_the_token_that_asked_for_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let make = || token(dir, &["--role", "admin"]);
+    let (stays, ends) = (make(), make());
+    let server = Server::start(dir, &[]);
+    let listen = |token: &str| {
+        let mut stream = TcpStream::connect(("127.0.0.1", server.port)).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let head = format!(
+            "GET /v1/overview/live HTTP/1.1\r\nhost: 127.0.0.1:{}\r\nauthorization: Bearer {token}\r\n\
+             connection: close\r\n\r\n",
+            server.port
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        BufReader::new(stream).lines().map(Result::unwrap)
+    };
+    // It began first, so that it would also be the first to end after a minute.
+    let (mut other, mut mine) = (listen(&stays), listen(&ends));
+    let is_event = |line: &String| line.starts_with("event: ");
+    assert_eq!(mine.find(is_event).as_deref(), Some("event: overview"));
+    let path = format!("/v1/tokens/{}", id(&ends));
+    let bearer = format!("Bearer {stays}");
+    server.ask("DELETE", &path, &[("authorization", &bearer)], &Value::Null).is(200);
+    let rest: Vec<String> = mine.filter(is_event).collect();
+    assert!(rest.iter().all(|line| line == "event: overview"), "{rest:?}");
+    // Many of its numbers are here already; then another one comes.
+    for event in 0..rest.len() + 3 {
+        assert!(other.find(is_event).is_some(), "after {event} events the other one ended, too");
+    }
 }

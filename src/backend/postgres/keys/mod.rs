@@ -358,6 +358,7 @@ fn begun(begin: &Begin, row: &PgRow) -> Result<Begun> {
         }
         5 => Begun::Expired,
         6 => Begun::OutcomeUnknown { since: time()? },
+        7 => Begun::Ahead { now: time()? },
         other => return Err(Error::Corrupt(format!("an answer of kind {other} about a key"))),
     })
 }

@@ -68,7 +68,7 @@ impl Sql {
             )),
             answer: sql(&format!(
                 "update {{s}}.keys k set {token}, {over}, settled_at = now.at, status = $6, headers = $7, body = $8, {decided}, aged_from = \
-                 greatest(now.at, least(coalesce({{s}}.key_time($2), now.at), now.at + interval '1 day')) \
+                 greatest(now.at, {{s}}.key_time($2)) \
                  from {now} where {held} and {unknown}"
             )),
             get: sql(&format!(

@@ -115,12 +115,22 @@ impl Postgres {
     }
 
     pub fn start(&self) -> Server {
-        self.start_with(&["--set", &format!("keys.maintenance_url={}", self.keeper_url)])
+        self.start_in(&[])
     }
 
     /// A server with the rights of the app. The ledger and the bus are embedded.
     pub fn start_with(&self, more: &[&str]) -> Server {
-        Server::start(&self.dir, &[&self.as_app()[..], &["--set", "journal.migrate=check"], more].concat())
+        self.launch(more, &[])
+    }
+
+    /// The same as [`start`](Self::start), in an environment with these variables.
+    pub fn start_in(&self, env: &[(&str, &str)]) -> Server {
+        self.launch(&["--set", &format!("keys.maintenance_url={}", self.keeper_url)], env)
+    }
+
+    fn launch(&self, more: &[&str], env: &[(&str, &str)]) -> Server {
+        let args = [&self.as_app()[..], &["--set", "journal.migrate=check"], more].concat();
+        Server::start_in(&self.dir, &args, env)
     }
 
     /// The same, which must not start.

@@ -65,9 +65,9 @@ create function {schema}.keys_is_open(p_tenant text, p_key text) returns boolean
       and l.database = (select d.oid from pg_database d where d.datname = current_database())
       and (l.classid::bigint << 32) | l.objid::bigint = {schema}.keys_lock(p_tenant, p_key));
 
--- Begins a request. Kinds: 1 first, 2 running, 3 done, 4 mismatch, 5 expired, 6 outcome unknown.
+-- Begins a request. Kinds: 1 first, 2 running, 3 done, 4 mismatch, 5 expired, 6 outcome unknown, 7 ahead.
 -- p_lease_us is null in a caller's transaction. p_hold_us: how long after the lease nobody runs it
--- again; null for ever. o_at: when a lease ends, an answer was stored, or a run began.
+-- again; null for ever. o_at: when a lease ends, an answer was stored, or a run began; or the present.
 create function {schema}.keys_begin(
   p_wait text, p_tenant text, p_key text, p_fingerprint bytea, p_parts text, p_nonce bigint, p_lease_us bigint, p_hold_us bigint,
   out o_kind int, out o_token bigint, out o_at timestamptz, out o_mine boolean, out o_parts text, out o_status int, out o_headers text,
@@ -110,6 +110,8 @@ begin
           end if;
           if v_time < v_horizon then
             raise exception using errcode = 'KX001'; -- undoes the insert
+          elsif v_time > v_now + interval '672 hours' then
+            raise exception using errcode = 'KX003'; -- it could not be kept until it is old
           end if;
         end if;
       exception
@@ -118,6 +120,9 @@ begin
           return;
         when sqlstate 'KX001' then
           o_kind := 5; o_token := null;
+          return;
+        when sqlstate 'KX003' then
+          o_kind := 7; o_token := null; o_at := v_now;
           return;
       end;
       if o_token is not null then
@@ -186,7 +191,7 @@ begin
   -- never new, once it is forgotten.
   update {schema}.keys k
      set settled_at = v_now, status = p_status, headers = p_headers, body = p_body,
-         aged_from = greatest(v_now, least(coalesce({schema}.key_time(p_key), v_now), v_now + interval '1 day'))
+         aged_from = greatest(v_now, {schema}.key_time(p_key))
    where k.tenant = p_tenant and k.key = p_key and k.token = p_token and k.settled_at is null;
   return found or exists (select from {schema}.keys k
                            where k.tenant = p_tenant and k.key = p_key and k.token = p_token and k.settled_at is not null);
@@ -210,7 +215,8 @@ end $$;
 -- Begins a request under a client's key: in your transaction, which then also does the work and calls
 -- key_finish; or on its own with p_lease_seconds, for work elsewhere. p_fingerprint is a hash of
 -- whatever makes two requests the same (who asks, method, path, query and body). Outcomes: 'first'
--- (run it), 'running', 'done' (with the answer), 'mismatch', 'expired', 'outcome-unknown'.
+-- (run it), 'running', 'done' (with the answer), 'mismatch', 'expired', 'outcome-unknown', 'ahead' (a
+-- UUIDv7 from a clock that is more than 28 days ahead).
 create function {schema}.key_begin(
   p_key text, p_fingerprint bytea, p_tenant text default null, p_nonce bigint default null, p_lease_seconds int default null,
   p_hold boolean default false,
@@ -226,7 +232,7 @@ begin
   end if;
   r := {schema}.keys_begin('100ms', coalesce(p_tenant, ''), p_key, p_fingerprint, '[]',
     coalesce(p_nonce, (random() * 9007199254740991)::bigint), p_lease_seconds * 1000000::bigint, case when p_hold then null else 0 end);
-  outcome := (array['first', 'running', 'done', 'mismatch', 'expired', 'outcome-unknown'])[r.o_kind];
+  outcome := (array['first', 'running', 'done', 'mismatch', 'expired', 'outcome-unknown', 'ahead'])[r.o_kind];
   mine := r.o_mine;
   if outcome = 'first' then
     token := r.o_token;
