@@ -187,7 +187,7 @@ async fn t403_a_claim_that_changes_no_head_holds_none() {
         let state = format!("select state from {s}.entries where id = 'stale {level}'");
         assert_eq!(ask::<String>(ledger.pool(), state).await, "stale");
         let entry = hapax::Claims::get(&ledger, &dead.identity, None).await.unwrap().unwrap();
-        assert_eq!(entry.body.and_then(|body| body.payload), body.payload, "{level}");
+        assert_eq!(entry.body.clone().and_then(|body| body.payload), body.payload, "{level}");
     }
     holder_goes_on(&ledger, &third, &grant).await;
     holder_goes_on(&ledger, &first, &first_grant).await;

@@ -347,9 +347,11 @@ impl Leaving<'_> {
     }
 
     /// The condition for rows that must not go with the week: open rows, rows that ended so
-    /// recently that a repeat must still be recognized, and rows with bytes in `held`.
+    /// recently that a repeat must still be recognized, and rows with bytes in `held`, until those
+    /// are deleted.
     fn stays(&self) -> String {
-        stays_since(&format!("(select since from {}.dropped where {})", self.schema(), self.mine()))
+        let since = format!("(select since from {}.dropped where {})", self.schema(), self.mine());
+        format!("({} or (flags & {HELD}) <> 0)", outlives(&since))
     }
 
     async fn move_rows(&self, tx: &mut PgConnection, max: i64) -> Result<i64> {
@@ -370,7 +372,7 @@ impl Leaving<'_> {
     /// What a drop would remove. `None` if another sweeper has removed it meanwhile.
     pub async fn count(&self) -> Result<Option<Gone>> {
         let since = format!("{} - {} * interval '1 microsecond'", self.now, micros(self.settings.retention));
-        match self.look(&stays_since(&since)).await {
+        match self.look(&outlives(&since)).await {
             Err(error) if is_anothers(&error) => Ok(None),
             looked => looked.map(|of| Some(Gone { rows: of.rows as u64, held: of.matching as u64 })),
         }
@@ -469,8 +471,8 @@ impl Leaving<'_> {
 }
 
 /// The condition for rows that outlive a week when those that ended since a time do.
-fn stays_since(since: &str) -> String {
-    format!("(state in {} or at >= {since} or (flags & {HELD}) <> 0)", open_states())
+fn outlives(since: &str) -> String {
+    format!("(state in {} or at >= {since})", open_states())
 }
 
 from_row! {
