@@ -223,6 +223,8 @@ pub enum Ending {
     Passed(Passed),
     /// It stays in memory, and its key waits.
     Later(Duration),
+    /// The same, because another transaction was in the way: nothing is known to have run.
+    Contended(Duration),
     /// Its last run died with its process. It must run again, alone.
     Alone,
     /// It was cancelled before it ended, and was released.

@@ -263,7 +263,7 @@ impl ConsumerContext {
 pub(crate) fn away(error: Error) -> Ending {
     if is_contention(&error) {
         tracing::debug!(target: "hapax", error = %error.chain(), "retrying a delivery");
-        Ending::Later(PAUSE_MIN * 10)
+        Ending::Contended(PAUSE_MIN * 10)
     } else if error.is_retryable() {
         Ending::Unavailable(error)
     } else {

@@ -334,6 +334,7 @@ impl Pipeline {
                         arrival.suspects_max = None; // it has run, here or elsewhere, and the process lives
                     }
                 }
+                Ending::Contended(after) => until = Some(Instant::now() + after),
                 Ending::Alone => {
                     if let Queued::Event(arrival) = &mut next {
                         arrival.alone = true;

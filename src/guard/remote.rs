@@ -74,6 +74,11 @@ impl<L: Ledger> Guard<L> {
     /// are those of the claims. Of equal claims (the same event under the same nonce) one is made: if the
     /// event is claimed, the others are `Busy`, for each outcome is one permission to run it.
     ///
+    /// `Busy` without an end means that an open transaction holds the event. If a claim was sent before
+    /// and its answer was lost, that transaction may be its own first try: nothing is decided yet, and
+    /// whoever forgets the claim may lose the event. Send it again. (Where the connection was lost during
+    /// this very call, the answer is an error that says so.)
+    ///
     /// ```
     /// use std::time::Duration;
     /// use hapax::backend::memory::MemoryLedger;

@@ -239,11 +239,18 @@ impl Batcher {
     }
 
     /// Claims under the nonces that the callers chose. A claim in doubt is theirs to repeat: it is
-    /// not remembered here, so that no other claim takes it over.
+    /// not remembered here, so that no other claim takes it over. Whether a claim was sent by an
+    /// earlier call, only they know.
     pub(crate) async fn claim_as_sent(&self, claims: &[Claim]) -> Vec<Result<Outcome>> {
         let mut all = Vec::with_capacity(claims.len());
         for batch in claims.chunks(BATCH_MAX) {
-            all.extend(in_batch(&self.0.outage, batch, |batch| self.0.ledger.claim(batch)).await);
+            let was_reissued = AtomicBool::new(false);
+            let outcomes = self.send(batch, &was_reissued).await;
+            let was_reissued = was_reissued.into_inner();
+            all.extend(outcomes.into_iter().map(|outcome| match outcome {
+                Ok(outcome) if was_reissued && is_held(&outcome) => Err(undecided()),
+                outcome => outcome,
+            }));
         }
         all
     }

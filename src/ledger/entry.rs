@@ -411,8 +411,9 @@ impl Audit {
 /// silence. It forgets nothing, and neither does any other sweep for a whole retention from then on
 /// ([`Swept::paused_until`]); claims that never reported their end are still marked lost. After
 /// that, sweeps forget again. The first sweep of a ledger has nothing to compare with and trusts
-/// the clock; so sweep at least twice per retention, as a [`Guard`](crate::Guard) does. Two leaps
-/// within one retention count as one.
+/// the clock; so sweep at least twice per retention, as a [`Guard`](crate::Guard) does. A leap
+/// during a pause takes half the retention off it, and no more. Only if no sweep runs between the one
+/// that began the pause and that leap does it look like rare sweeps, and count as elapsed time.
 #[derive(Debug, Clone, Copy)]
 pub struct SweepSettings {
     /// How long entries stay after they were settled.

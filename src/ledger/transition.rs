@@ -380,6 +380,7 @@ pub fn settle(settle: &Settle, row: Option<&Row>, head: &Head, now: Time) -> Ste
     if row.state == State::Leased && seq.is_some_and(|seq| !head.holds(seq, row.token)) {
         return fenced; // another event of the aggregate took over after the lease had lapsed
     }
+    let was_leased = row.state == State::Leased;
     let mut row = row.clone();
     let mut head = head.clone();
     if row.state == State::Claimed && seq.is_some() && settle.verdict.state() == State::Retry {
@@ -399,7 +400,9 @@ pub fn settle(settle: &Settle, row: Option<&Row>, head: &Head, now: Time) -> Ste
             row.reason = None;
             if let Some(seq) = seq {
                 head.advance(seq.max(settle.advance_to.unwrap_or(0)));
-                head.lease = None;
+                if was_leased {
+                    head.lease = None; // of an at-most-once run, it would be a later event's
+                }
             }
         }
         Verdict::Retry { after, counted, reason, body } => {

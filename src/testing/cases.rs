@@ -101,6 +101,7 @@ macro_rules! __conformance_cases {
                 c10_order_is_decided_before_age
                 c10_a_week_in_use_stays
                 t72_a_leap_of_the_clock_forgets_nothing
+                t400_a_second_leap_of_the_clock_forgets_nothing
                 sweep_dry_run_changes_nothing
                 sweep_keeps_open_entries
                 sweep_beside_claims_loses_nothing
@@ -131,6 +132,7 @@ macro_rules! __conformance_cases {
             once {
                 once_is_never_twice
                 once_finishes_or_is_lost
+                t405_an_end_that_is_reported_late_ends_no_other_lease
                 once_overdue_is_listed_as_lost
                 once_lost_can_be_retried_by_hand
                 once_given_back_is_claimable_or_listed

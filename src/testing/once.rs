@@ -65,6 +65,22 @@ pub async fn once_finishes_or_is_lost(harness: &impl Harness) {
     }
 }
 
+/// The end of an event does not end the lease of a later one of its aggregate.
+pub async fn t405_an_end_that_is_reported_late_ends_no_other_lease(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    for (verdict, seq) in [(finished(), 1), (lost(), 11)] {
+        let once = Claim { mode: TRACKED, ..latest(seq) };
+        let grant = first(&ledger, &once).await;
+        let next = latest(seq + 1);
+        let leased = first(&ledger, &next).await;
+        settled(&ledger, &once, &grant, verdict).await;
+        expect(&ledger, &latest(seq + 2), "wait").await;
+        assert!(!is_fenced(super::kit::extend(&ledger, &next, &leased, LEASE).await));
+        settled(&ledger, &next, &leased, done()).await;
+        run(&ledger, &latest(seq + 2)).await;
+    }
+}
+
 /// One whose end is overdue is listed and counted as lost before any sweep, and can still report late.
 pub async fn once_overdue_is_listed_as_lost(harness: &impl Harness) {
     let ledger = open(harness).await;

@@ -194,6 +194,34 @@ pub async fn t72_a_leap_of_the_clock_forgets_nothing(harness: &impl Harness) {
     expect(&ledger, &another(&mine[0]), "too_old").await;
 }
 
+/// The clock leaps again while sweeps are paused because of a leap (clause 12). What was done in between is not old.
+pub async fn t400_a_second_leap_of_the_clock_forgets_nothing(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    sweep(&ledger, DAY * 7).await;
+    harness.advance(DAY * 400).await;
+    assert!(sweep(&ledger, DAY * 7).await.paused_until.is_some());
+    harness.advance(DAY / 24).await;
+    assert!(sweep(&ledger, DAY * 7).await.paused_until.is_some());
+    let mine = [weekly(&ledger, 1).await, claim("timeless", lease())];
+    for mine in &mine {
+        run(&ledger, mine).await;
+    }
+    harness.advance(DAY * 400).await;
+    let swept = sweep(&ledger, DAY * 7).await;
+    assert_eq!((swept.entries(), swept.weeks.len()), (0, 0), "{swept:?}");
+    let now = ledger.now().await.unwrap();
+    let paused_until = swept.paused_until.expect("it says until when");
+    assert!(paused_until.since(now) > DAY * 3, "{now}: {swept:?}");
+    for mine in &mine {
+        expect(&ledger, &another(mine), "duplicate").await;
+    }
+    harness.advance(DAY * 3).await;
+    assert_eq!(sweep(&ledger, DAY * 7).await.entries(), 0);
+    harness.advance(DAY).await;
+    let swept = sweep(&ledger, DAY * 7).await;
+    assert_eq!((swept.entries(), swept.paused_until), (2, None), "{swept:?}");
+}
+
 /// A dry run says what would go and changes nothing.
 pub async fn sweep_dry_run_changes_nothing(harness: &impl Harness) {
     let ledger = open(harness).await;

@@ -254,6 +254,50 @@ async fn t84_postgres_suspects_are_narrowed_by_deaths() {
     }
 }
 
+/// Of ten suspects that run one by one, some meet other transactions before their handler begins. They stay suspects.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t402_contention_clears_no_suspect() {
+    const CONFLICTS: u32 = 130; // a batch gives up after 20
+    let (ledger, _) = pg().await;
+    let s = ledger.schema();
+    support::run(
+        ledger.pool(),
+        format!(
+            "create sequence {s}.tries; \
+             create function {s}.refuse() returns trigger language plpgsql as $$ begin \
+               if nextval('{s}.tries') <= {CONFLICTS} then raise exception using errcode = '40001'; end if; return new; end $$; \
+             create trigger refuse before insert on {s}.entry for each row execute function {s}.refuse()"
+        ),
+    )
+    .await;
+    let records: Vec<_> =
+        (0..20).map(|n| record(None, serde_json::json!({"event_id": format!("e-{n:02}")}))).collect();
+    let bus = Arc::new(MemoryBus::default());
+    bus.create_topic(&topic(), TopicSettings::new(1)).await.unwrap();
+    let marker = Marker { tried: (0..10).collect(), batch: 1, ..Marker::new(topic(), 0, 15) };
+    ledger.set_markers(&Scope::new("billing").unwrap(), &[marker]).await.unwrap();
+    for answer in bus.publish(&topic(), &records).await.unwrap() {
+        answer.unwrap();
+    }
+    let batches = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&batches);
+    run(
+        consumer(&bus, &ledger),
+        transactional_batch::<PgLedger, _>(move |_, events| {
+            let offsets = events.iter().map(|event| event.origin.clone().unwrap().offset);
+            log.lock().unwrap().push(offsets.collect::<Vec<_>>());
+            Box::pin(async { Ok(()) })
+        }),
+        20,
+    )
+    .await;
+    let tries: i64 = support::ask(ledger.pool(), format!("select last_value from {s}.tries")).await;
+    assert!(tries > i64::from(CONFLICTS), "{tries}");
+    let batches = batches.lock().unwrap().clone();
+    let suspects = batches.iter().filter(|batch| batch.iter().any(|offset| *offset < 10));
+    assert!(suspects.clone().all(|batch| batch.len() == 1) && suspects.count() == 10, "{batches:?}");
+}
+
 /// Somebody died with offsets 0 to 5, and whoever came next is stopped at the third of them: what it did not get to stays suspect,
 /// and runs alone with the one after it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

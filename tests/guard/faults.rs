@@ -115,6 +115,27 @@ async fn t164_a_claim_in_doubt_of_another_process_is_taken_over_by_nobody() {
     assert_eq!(done.state, State::Done);
 }
 
+/// The acknowledgement is lost, and the same statement meets the locks of its own first try: that is not busy.
+#[tokio::test]
+async fn t401_a_remote_claim_that_meets_its_own_first_try_is_not_busy() {
+    let (guard, faults) = faulty();
+    let identity = Identity::new(Scope::new("billing").unwrap(), EventId::new("e").unwrap());
+    let settings = LeaseSettings { lease: Duration::from_secs(600), attempts_max: 5, alone: true };
+    for mode in [Mode::Once { track: None }, Mode::Lease(settings)] {
+        let mut claim = Claim::new(identity.clone(), mode);
+        claim.identity.id = EventId::new(format!("{mode:?}")).unwrap();
+        faults.claims_held.store(1, Ordering::SeqCst);
+        let held = guard.claim_remote(vec![claim.clone()]).await.remove(0);
+        assert!(matches!(held, Ok(Outcome::Busy { until: None, .. })), "sent once, and answered: {held:?}");
+        faults.claims_held.store(1, Ordering::SeqCst);
+        faults.claims_unheard.store(1, Ordering::SeqCst);
+        let unknown = guard.claim_remote(vec![claim.clone()]).await.remove(0);
+        assert!(matches!(unknown, Err(Error::Contended { .. })), "{unknown:?}");
+        let own = guard.claim_remote(vec![claim]).await.remove(0);
+        assert!(matches!(own, Ok(Outcome::First(_))), "{own:?}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn t39_a_failing_heartbeat_cancels_before_the_lease_ends() {
     let ledger = Faulty::default();

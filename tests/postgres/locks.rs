@@ -140,6 +140,95 @@ async fn t66_a_batch_in_a_transaction_holds_only_what_it_changed() {
     kit::run(&ledger, &of_aggregate("a", 2, kit::lease())).await;
 }
 
+/// Claims that change their own row and not the order: what is stale, or dead and takes its bytes. The caller's transaction keeps no
+/// head from those who run other events of the aggregate.
+#[tokio::test(flavor = "multi_thread")]
+async fn t403_a_claim_that_changes_no_head_holds_none() {
+    let ledger = ledger(8).await;
+    let s = ledger.schema().to_owned();
+    kit::run(&ledger, &of_aggregate("a", 2, kit::lease())).await;
+    let third = of_aggregate("a", 3, kit::lease());
+    let grant = kit::first(&ledger, &third).await;
+    // In b the dead one is above the one that runs. It has died without its bytes.
+    let dead = of_aggregate("b", 2, kit::lease());
+    let dead_grant = kit::first(&ledger, &dead).await;
+    kit::settled(&ledger, &dead, &dead_grant, kit::dead()).await;
+    let first = of_aggregate("b", 1, kit::lease());
+    let first_grant = kit::first(&ledger, &first).await;
+    let used = of_aggregate("b", 3, Mode::Done);
+    let used = Claim { identity: first.identity.clone(), fingerprint: Some(kit::fingerprint(1)), ..used };
+    let body = hapax::bus::Record { payload: Some("bytes".into()), ..hapax::bus::Record::default() };
+
+    for level in ["read committed", "repeatable read"] {
+        let mut tx = ledger.pool().begin().await.unwrap();
+        let isolation = format!("set transaction isolation level {level}");
+        sqlx::raw_sql(AssertSqlSafe(isolation)).execute(&mut *tx).await.unwrap();
+        let stale =
+            Claim { identity: kit::identity(&format!("stale {level}")), ..of_aggregate("a", 1, Mode::Done) };
+        let claims = [
+            stale.clone(),
+            Claim { body: Some(body.clone()), mode: Mode::Done, ..kit::another(&dead) },
+            Claim {
+                identity: kit::identity(&format!("stale too {level}")),
+                ..of_aggregate("a", 2, kit::failed())
+            },
+            used.clone(),
+        ];
+        let outcomes = ledger.claim_in(&mut tx, &claims).await.unwrap();
+        let names: Vec<_> = outcomes.iter().map(|outcome| outcome.as_ref().unwrap().name()).collect();
+        assert_eq!(names, ["stale", "dead", "stale", "busy"], "{level}");
+        assert_eq!(free(&ledger, "head", "true").await, 2, "{level}");
+        for (claim, grant) in [(&third, &grant), (&first, &first_grant)] {
+            let extended = kit::extend(&ledger, claim, grant, Duration::from_mins(2)).await;
+            assert!(matches!(extended, Settled::Ok { .. }), "{level}: {extended:?}");
+        }
+        tx.commit().await.unwrap();
+        // It is recorded all the same.
+        let state = format!("select state from {s}.entries where id = 'stale {level}'");
+        assert_eq!(ask::<String>(ledger.pool(), state).await, "stale");
+        let entry = hapax::Claims::get(&ledger, &dead.identity, None).await.unwrap().unwrap();
+        assert_eq!(entry.body.clone().and_then(|body| body.payload), body.payload, "{level}");
+    }
+    holder_goes_on(&ledger, &third, &grant).await;
+    holder_goes_on(&ledger, &first, &first_grant).await;
+}
+
+/// The claims of a batch that must go one by one lock the heads of their aggregates in one order, whatever order the batch has: two
+/// transactions with crossed batches would each be the other's obstacle.
+#[tokio::test(flavor = "multi_thread")]
+async fn t404_a_batch_in_a_transaction_locks_heads_in_one_order() {
+    let ledger = ledger(8).await;
+    let s = ledger.schema().to_owned();
+    let once = Mode::Once { track: None };
+    for aggregate in ["a", "b"] {
+        kit::run(&ledger, &of_aggregate(aggregate, 1, kit::lease())).await;
+    }
+    let functions = "select string_agg(format('alter function %s set lock_timeout = 0', p.oid::regprocedure), ';') \
+                     from pg_proc p join pg_namespace n on n.oid = p.pronamespace";
+    let waiting: String =
+        ask(ledger.pool(), format!("{functions} where n.nspname = '{s}' and p.proname = 'claim_each'")).await;
+    support::run(ledger.pool(), waiting).await;
+    // Somebody holds the event of a, and not its head.
+    let unordered = Claim { order: None, ..of_aggregate("a", 2, once) };
+    let mut foreign = ledger.pool().begin().await.unwrap();
+    let held = ledger.claim_in(&mut foreign, std::slice::from_ref(&unordered)).await.unwrap();
+    assert!(held[0].as_ref().unwrap().is_claimed());
+    let claiming = tokio::spawn({
+        let ledger = ledger.clone();
+        async move {
+            let mut tx = ledger.pool().begin().await.unwrap();
+            let claims = [of_aggregate("b", 2, once), of_aggregate("a", 2, once)];
+            let outcomes = ledger.claim_in(&mut tx, &claims).await.unwrap();
+            tx.commit().await.unwrap();
+            outcomes.into_iter().map(|outcome| outcome.unwrap().name()).collect::<Vec<_>>()
+        }
+    });
+    until_waiting(ledger.pool(), &format!("{s}.claim_each")).await;
+    assert_eq!(free(&ledger, "head", "aggregate = 'b'").await, 1, "its turn has not come");
+    foreign.rollback().await.unwrap();
+    assert_eq!(claiming.await.unwrap(), ["claimed", "claimed"], "each has its own outcome");
+}
+
 /// A settling with a stale token changes nothing, so it holds nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn t66_a_stale_settling_in_a_transaction_leaves_the_holder_alone() {

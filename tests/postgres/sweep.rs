@@ -321,6 +321,33 @@ async fn t91_a_scope_that_began_while_a_week_was_closed_may_use_it() {
     kit::expect(&stage.ledger, &of_scope(&stage.done, "in a transaction"), "too_old").await;
 }
 
+/// A transaction that does not see the closing begins a scope and uses the week. Scopes that began just before it have never written to
+/// the week: they are not barred with that one.
+#[tokio::test(flavor = "multi_thread")]
+async fn t406_a_late_scope_bars_no_scope_but_itself() {
+    let stage = Stage::new().await;
+    let s = stage.harness.schema.clone();
+    let mut tx = reader(&stage.harness.pool, &s).await;
+    stage.until_phase("closed").await;
+    let young = of_scope(&stage.never, "young");
+    kit::expect(&stage.ledger, &young, "busy").await;
+    let late = Claim { mode: Mode::Done, ..of_scope(&stage.never, "late") };
+    let outcome = stage.ledger.claim_in(&mut tx, std::slice::from_ref(&late)).await.unwrap().remove(0);
+    assert!(outcome.unwrap().is_claimed(), "it does not see the closing");
+    tx.commit().await.unwrap();
+    stage.finish().await;
+    kit::expect(&stage.ledger, &kit::another(&young), "claimed").await;
+    kit::expect(&stage.ledger, &kit::another(&late), "duplicate").await;
+    // Its own entry outlives the week, and nothing else of that week is new to it.
+    for claim in [of_scope(&stage.done, "late"), Claim { mode: Mode::Done, ..of_scope(&stage.done, "late") }] {
+        kit::expect(&stage.ledger, &claim, "too_old").await;
+    }
+    let mut tx = stage.harness.pool.begin().await.unwrap();
+    let claims = [Claim { mode: Mode::Done, ..of_scope(&stage.done, "late") }];
+    let outcome = stage.ledger.claim_in(&mut tx, &claims).await.unwrap().remove(0).unwrap();
+    assert_eq!(outcome.name(), "too_old");
+}
+
 /// What cannot be opened again while its week is closed fails by itself: the other settlings of its batch are recorded.
 #[tokio::test(flavor = "multi_thread")]
 async fn c8_a_release_in_a_closed_week_fails_no_neighbour() {

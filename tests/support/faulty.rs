@@ -25,6 +25,8 @@ pub struct Faults {
     pub claims_unheard: AtomicU32,
     /// So many batches of claims do not reach the ledger.
     pub claims_lost: AtomicU32,
+    /// So many batches of claims, of those that reach the ledger, find their events held by an open transaction.
+    pub claims_held: AtomicU32,
     /// So many batches of claims are in someone's way.
     pub claims_contended: AtomicU32,
     /// So many settlings do not reach the ledger.
@@ -83,6 +85,9 @@ ledger_over!(Faulty {
             }
             if one_of(&self.faults.claims_lost) {
                 return away();
+            }
+            if self.faults.claims_unheard.load(Ordering::SeqCst) == 0 && one_of(&self.faults.claims_held) {
+                return Ok(claims.iter().map(|_| Ok(Outcome::Busy { until: None, owner: None })).collect());
             }
             let outcomes = self.inner.claim(claims).await;
             if one_of(&self.faults.claims_unheard) { away() } else { outcomes }

@@ -309,7 +309,9 @@ export interface ClaimBody {
   payload?: unknown;
   /**
    * A name for this attempt, unique in the world (best a UUID). The same claim sent again with it, because the
-   * answer was lost, gets the same token. Two workers must not share one.
+   * answer was lost, gets the same token. Two workers must not share one. While an open transaction holds the
+   * event, a claim with a name is the problem `contended` and not `busy`: that transaction may be its own first
+   * try.
    */
   request_id?: string | null;
   /** Whose effect it is: the name of a handler. */

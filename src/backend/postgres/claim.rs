@@ -44,6 +44,15 @@ impl Ready<'_> {
         (self.scope, &self.key, self.week)
     }
 
+    /// Sorted by this, claims in one transaction lock the heads of aggregates in one order, then entries
+    /// by key. Those of one aggregate, and those of one id, stay in the caller's order.
+    fn locks(&self) -> (bool, &str, (i32, &[u8], Week), usize) {
+        match &self.claim.order {
+            Some(order) => (false, order.aggregate.as_str(), (self.scope, &[], Week::TIMELESS), self.index),
+            None => (true, "", self.place(), self.index),
+        }
+    }
+
     fn is_lease(&self) -> bool {
         matches!(self.claim.mode, Mode::Lease(_))
     }
@@ -207,8 +216,12 @@ pub(super) async fn run(
         each.extend(group.into_iter().filter(|one| outcomes[one.index].is_none()));
     }
     // Claims that depend on each other (ordered events, many repeats of one id) run in the caller's
-    // order.
-    each.sort_by_key(|one| one.index);
+    // order. In its transaction locks stay, so what does not depend on each other runs in one order.
+    if executor.is_own() {
+        each.sort_by_key(|one| one.index);
+    } else {
+        each.sort_by(|a, b| a.locks().cmp(&b.locks()));
+    }
     for group in each.chunk_by(|a, b| a.shared() == b.shared()) {
         let statement = Statement::Each;
         executor.run(&mut Claims { inner, statement, group, outcomes: &mut outcomes }).await?;

@@ -356,7 +356,7 @@ impl Inner {
             return Ok(());
         }
         let sql = format!(
-            "select case when exists (select from {s}.dropped where week = $1 and scope_max >= $2) then null \
+            "select case when exists (select from {s}.dropped where week = $1 and (scope_max >= $2 or $2 = any (scopes_late))) then null \
              else {s}.make_week($1, $3, $4, $5, $6) end",
             s = self.settings.schema
         );

@@ -166,6 +166,8 @@ from_row! { "o_",
         leaves: bool,
         /// It was dropped, and scopes up to this number may not use it again.
         barred: Option<i32>,
+        /// Nor may these.
+        late: Option<Vec<i32>>,
         /// Why it cannot be made.
         refused: Option<String>,
     }
@@ -176,7 +178,7 @@ from_row! { "o_",
 async fn has_week(inner: &Inner, connection: &mut PgConnection, claim: &Claim, week: Week) -> Result<bool> {
     let (days_ahead, weeks_max) = inner.week_limits();
     let state: WeekState = sqlx::query_as(AssertSqlSafe(format!(
-        "select o_there, o_leaves, o_barred, o_refused from {}.week_state($1, $2, $3, $4)",
+        "select o_there, o_leaves, o_barred, o_late, o_refused from {}.week_state($1, $2, $3, $4)",
         inner.settings.schema
     )))
     .persistent(false)
@@ -195,7 +197,8 @@ async fn has_week(inner: &Inner, connection: &mut PgConnection, claim: &Claim, w
         return Ok(true);
     }
     if let Some(barred) = state.barred
-        && read::scope_in(inner, connection, &claim.identity).await?.is_some_and(|scope| scope <= barred)
+        && let Some(scope) = read::scope_in(inner, connection, &claim.identity).await?
+        && (scope <= barred || state.late.is_some_and(|late| late.contains(&scope)))
     {
         return Ok(true);
     }

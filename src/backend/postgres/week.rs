@@ -201,14 +201,15 @@ impl Leaving<'_> {
         let (s, week, partition) = (self.schema(), self.week.number(), self.partition);
         let closed = self
             .execute(format!(
-                "insert into {s}.dropped as d (week, at, since, number, phase, scope_closed) \
+                "insert into {s}.dropped as d (week, at, since, number, phase, scope_closed, scope_given) \
                  select {week}, n.now, n.now - {retention} * interval '1 microsecond', {partition}, '{closed}', \
-                   (select max(c.number) from {s}.scope c) \
+                   (select max(c.number) from {s}.scope c), \
+                   pg_sequence_last_value(pg_get_serial_sequence('{s}.scope', 'number')::regclass) \
                    from (select {now} as now offset 0) n \
                   where to_regclass('{table}') is not null and coalesce((select max(t.at) from {s}.touch t where t.week = {week}), '-infinity') \
                         < n.now - interval '1 hour' - {retention} * interval '1 microsecond' \
                  on conflict (week) do update set at = excluded.at, since = excluded.since, number = excluded.number, phase = excluded.phase, \
-                   scope_closed = excluded.scope_closed, waits = null, held = 0, rows = 0 \
+                   scope_closed = excluded.scope_closed, scope_given = excluded.scope_given, waits = null, held = 0, rows = 0 \
                   where d.phase is null and d.number is distinct from excluded.number",
                 now = self.now,
                 table = self.table(),
@@ -252,14 +253,17 @@ impl Leaving<'_> {
 
     /// From here on, an id of this week that is nowhere is too old for every scope that existed
     /// when the week was closed, and for scopes that transactions open at that time registered and
-    /// used. A scope registered later has never written to the week: its claims are busy until the
-    /// week is gone, and may use it then. If the week never had a row, no further scope is barred.
+    /// used. A scope registered later has not written to the week: its claims are busy until the
+    /// week is gone, and may use it then. Except where a transaction whose snapshot is older than the
+    /// close wrote for it: then it alone is barred too. If the week never had a row, no further scope
+    /// is barred.
     async fn begin_moving(&self) -> Result<Step> {
         let (s, table) = (self.schema(), self.table());
         // Nothing has been moved yet, so every scope that wrote to the week has a row in it.
         let set = format!(
             ", at = {s}.ledger_now(), scope_max = case when exists (select from {table}) then \
-             greatest(scope_max, scope_closed, (select max(e.scope) from {table} e)) else scope_max end"
+             greatest(scope_max, scope_closed, (select max(e.scope) from {table} e where (e.scope > scope_given) is not true)) else scope_max end, \
+             scopes_late = array(select e.scope from {table} e where e.scope > scope_given union select x from unnest(scopes_late) x)"
         );
         self.enter(Phase::Closed, Phase::Moving, &set).await
     }
@@ -343,9 +347,11 @@ impl Leaving<'_> {
     }
 
     /// The condition for rows that must not go with the week: open rows, rows that ended so
-    /// recently that a repeat must still be recognized, and rows with bytes in `held`.
+    /// recently that a repeat must still be recognized, and rows with bytes in `held`, until those
+    /// are deleted.
     fn stays(&self) -> String {
-        stays_since(&format!("(select since from {}.dropped where {})", self.schema(), self.mine()))
+        let since = format!("(select since from {}.dropped where {})", self.schema(), self.mine());
+        format!("({} or (flags & {HELD}) <> 0)", outlives(&since))
     }
 
     async fn move_rows(&self, tx: &mut PgConnection, max: i64) -> Result<i64> {
@@ -366,7 +372,7 @@ impl Leaving<'_> {
     /// What a drop would remove. `None` if another sweeper has removed it meanwhile.
     pub async fn count(&self) -> Result<Option<Gone>> {
         let since = format!("{} - {} * interval '1 microsecond'", self.now, micros(self.settings.retention));
-        match self.look(&stays_since(&since)).await {
+        match self.look(&outlives(&since)).await {
             Err(error) if is_anothers(&error) => Ok(None),
             looked => looked.map(|of| Some(Gone { rows: of.rows as u64, held: of.matching as u64 })),
         }
@@ -465,8 +471,8 @@ impl Leaving<'_> {
 }
 
 /// The condition for rows that outlive a week when those that ended since a time do.
-fn stays_since(since: &str) -> String {
-    format!("(state in {} or at >= {since} or (flags & {HELD}) <> 0)", open_states())
+fn outlives(since: &str) -> String {
+    format!("(state in {} or at >= {since})", open_states())
 }
 
 from_row! {

@@ -452,7 +452,7 @@ fn each_away(error: Error) -> impl FnMut() -> Ending {
     let (what, retryable) = (error.chain(), error.is_retryable());
     let mut error = Some(error);
     move || match error.take() {
-        _ if contended => Ending::Later(PAUSE),
+        _ if contended => Ending::Contended(PAUSE),
         Some(error) => away(error),
         None if retryable => Ending::Unavailable(Error::Unavailable { what: what.clone(), source: None }),
         None => Ending::Later(PAUSE),

@@ -348,7 +348,9 @@ class ClaimBody(_ClaimBody, total=False):
     """The event's content. The ledger keeps its fingerprint, to notice an id that is used again."""
     request_id: Union[str, None]
     """A name for this attempt, unique in the world (best a UUID). The same claim sent again with it, because
-    the answer was lost, gets the same token. Two workers must not share one."""
+    the answer was lost, gets the same token. Two workers must not share one. While an open transaction holds
+    the event, a claim with a name is the problem `contended` and not `busy`: that transaction may be its own
+    first try."""
     time: Union[str, None]
     """The event's time (RFC 3339), where the ledger's identity includes it."""
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use axum::extract::State;
+use axum::http::StatusCode;
 use hapax::ledger::{Claim, Identity, LeaseSettings, Metadata, Mode, Nonce, Outcome};
 use hapax::problem::Problem;
 use hapax::{Error, Event, EventId, Fingerprint, Kind, Time};
@@ -56,7 +57,9 @@ pub struct ClaimBody {
     #[schema(minimum = 1, maximum = 86_400_000)]
     lease_ms: Option<u64>,
     /// A name for this attempt, unique in the world (best a UUID). The same claim sent again with it,
-    /// because the answer was lost, gets the same token. Two workers must not share one.
+    /// because the answer was lost, gets the same token. Two workers must not share one. While an open
+    /// transaction holds the event, a claim with a name is the problem `contended` and not `busy`: that
+    /// transaction may be its own first try.
     #[schema(min_length = 1, max_length = 255)]
     request_id: Option<String>,
     /// The event's kind.
@@ -148,20 +151,19 @@ async fn claim(
     State(app): State<Shared>,
     Json(body): Json<ClaimBody>,
 ) -> Result<Json<ClaimAnswer>, Problem> {
-    let id = body.id.clone();
+    let (id, named) = (body.id.clone(), body.request_id.is_some());
     let claim = prepared(&app, &caller, body, None)?;
     let lease = lease_of(&claim);
-    let mut outcomes = app.guard.claim_remote(vec![claim]).await;
-    let outcome =
-        outcomes.pop().unwrap_or_else(|| Err(Error::Corrupt("a claim without an answer".into())))?;
+    let outcome = one(app.guard.claim_remote(vec![claim]).await.pop())?;
+    decided(named, &outcome)?;
     Ok(Json(answer(id, &outcome, lease)))
 }
 
 /// Claims many events, each with its own outcome
 ///
-/// A claim that fails, fails alone, with the outcome `error` and a problem: decide by its `code`, as for
-/// an answer. Only if the server failed at every claim does the request fail. An event that is there twice is
-/// claimed once.
+/// A claim that fails, or that cannot be decided yet (`contended`), fails alone, with the outcome `error` and
+/// a problem: decide by its `code`, as for an answer. Only if the server failed at every claim does the request
+/// fail. An event that is there twice is claimed once.
 #[utoipa::path(
     post, path = "/v1/claims/batch", tag = "claims", request_body = ClaimBatchBody,
     responses((status = 200, description = "The outcomes", body = ClaimBatchAnswer))
@@ -175,12 +177,12 @@ async fn claim_batch(
     if let Some(request_id) = &body.request_id {
         check_request_id(request_id)?;
     }
-    let mut ids = Vec::with_capacity(body.claims.len());
+    let mut names = Vec::with_capacity(body.claims.len());
     let mut refused = Vec::with_capacity(body.claims.len());
     let mut claims = Vec::with_capacity(body.claims.len());
     let mut leases = Vec::with_capacity(body.claims.len());
     for (at, claim) in body.claims.into_iter().enumerate() {
-        ids.push(claim.id.clone());
+        names.push((claim.id.clone(), claim.request_id.is_some() || body.request_id.is_some()));
         // The place makes nonces differ: one event may be there twice, and only one of the two runs it.
         let of_batch = body.request_id.as_ref().map(|request_id| format!("{at}\0{request_id}"));
         match prepared(&app, &caller, claim, of_batch.as_deref()) {
@@ -194,10 +196,11 @@ async fn claim_batch(
     }
     let mut outcomes = app.guard.claim_remote(claims).await.into_iter();
     let mut leases = leases.into_iter();
-    let mut answers = Vec::with_capacity(ids.len());
-    for (id, refused) in ids.into_iter().zip(refused) {
+    let mut answers = Vec::with_capacity(names.len());
+    for ((id, named), refused) in names.into_iter().zip(refused) {
         let lease = if refused.is_none() { leases.next().flatten() } else { None };
         let outcome = refused.map_or_else(|| one(outcomes.next()), Err);
+        let outcome = outcome.and_then(|outcome| decided(named, &outcome).map(|()| outcome));
         answers.push(match outcome {
             Ok(outcome) => Ok(answer(id, &outcome, lease)),
             Err(problem) => Err((id, problem)),
@@ -240,6 +243,17 @@ fn failed_whole<T>(answers: &[Result<T, (String, Problem)>]) -> Option<Problem> 
 
 pub(super) fn one<T>(answer: Option<hapax::Result<T>>) -> Result<T, Problem> {
     Ok(answer.unwrap_or_else(|| Err(Error::Corrupt("a batch had fewer answers than claims".into())))?)
+}
+
+/// A claim with a name may have been sent before, and the open transaction that holds its event may be
+/// its own first try. "Busy" would let its sender forget a claim that may yet be granted.
+fn decided(named: bool, outcome: &Outcome) -> Result<(), Problem> {
+    if !named || !matches!(outcome, Outcome::Busy { until: None, .. }) {
+        return Ok(());
+    }
+    let detail = "an open transaction holds the event, and it may be an earlier attempt of this very claim; \
+                  send the same claim again";
+    Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "contended", "A database is busy", detail).retry())
 }
 
 pub(super) fn check_batch(app: &App, what: &'static str, count: usize) -> Result<(), Problem> {

@@ -201,6 +201,52 @@ fn t165_an_outage_is_named_and_ends_by_itself() {
     assert_eq!(server.post("/v1/claims", &claim).is(200)["token"], token);
 }
 
+/// The COMMIT of a claim takes longer than its client waits. The client asks again under the same name, and meets the lock of its
+/// own first try. Whoever is told "busy" goes away, and then the claim is granted to nobody.
+#[test]
+#[cfg(feature = "postgres")]
+fn t401_a_claim_whose_first_try_is_being_committed_is_not_busy() {
+    use crate::common::roles::Connection;
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let (url, schema) = (of("HAPAX_TEST_POSTGRES_URL"), format!("serve_{}", unique(dir)));
+    let server = Server::start(dir, &["--ledger", &url, "--set", &format!("ledger.schema={schema}")]);
+    assert_eq!(server.post("/v1/claims", &json!({"scope": "s", "id": "e"})).is(200)["outcome"], "claimed");
+    let (mut gate, mut watch) = (Connection::to(&url), Connection::to(&url));
+    let lock = format!("(4711, hashtext('{schema}'))");
+    gate.run(&format!(
+        "create function {schema}.wait() returns trigger language plpgsql as \
+         $$ begin perform pg_advisory_xact_lock_shared{lock}; return null; end $$; \
+         create constraint trigger wait after insert on {schema}.entry deferrable initially deferred \
+         for each row execute function {schema}.wait()"
+    ));
+    for mode in ["at_most_once", "lease"] {
+        gate.run(&format!("select pg_advisory_lock{lock}"));
+        let claim = json!({"scope": "s", "id": mode, "mode": mode, "request_id": mode});
+        let granted = std::thread::scope(|scope| {
+            let first = scope.spawn(|| server.post("/v1/claims", &claim).is(200));
+            let waits = format!(
+                "select from pg_stat_activity where wait_event = 'advisory' and query like '%{schema}.%'"
+            );
+            wait_until("the first try is being committed", || watch.rows(&waits) > 0);
+            let again = server.post("/v1/claims", &claim);
+            again.problem(503, "contended");
+            assert_eq!(again.header("retry-after"), Some("1"));
+            // Of a claim without a name there was no first try.
+            let nameless = json!({"scope": "s", "id": mode, "mode": mode});
+            let busy = server.post("/v1/claims", &nameless).is(200);
+            assert_eq!((&busy["outcome"], &busy["until"]), (&json!("busy"), &Value::Null));
+            let batch = server.post("/v1/claims/batch", &json!({"claims": [claim, nameless]})).is(200);
+            let said = [&batch["outcomes"][0]["problem"]["code"], &batch["outcomes"][1]["outcome"]];
+            assert_eq!(said, ["contended", "busy"], "{batch}");
+            gate.run(&format!("select pg_advisory_unlock{lock}"));
+            first.join().unwrap() // nobody has waited for this answer
+        });
+        let own = server.post("/v1/claims", &claim).is(200);
+        assert_eq!((&own["outcome"], &own["token"]), (&json!("claimed"), &granted["token"]));
+    }
+}
+
 #[test]
 fn a_ledger_in_valkey_serves_too() {
     let dir = tempfile::tempdir().unwrap();

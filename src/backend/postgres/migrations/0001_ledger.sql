@@ -133,6 +133,10 @@ create table {schema}.dropped (
   since     timestamptz, -- rows that ended after this outlive the week
   scope_max int,    -- the highest scope number for which it was dropped; null: for none, it was empty
   scope_closed int, -- the highest scope number when the week was closed
+  scope_given  int, -- the highest that was given out by then, also to what was not committed yet
+  -- Scopes beyond scope_max for which it was dropped too: they began later, in transactions that did
+  -- not see the close.
+  scopes_late  int[] not null default '{}',
   number    bigint, -- the number in the partition's name
   -- how far the drop is; null: it is over
   phase     text check (phase in ('closed', 'moving', 'moved', 'empty')),
@@ -244,6 +248,7 @@ language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 declare
   v_name   text;
   v_barred int;
+  v_late   int[];
   v_phase  text;
   v_not    record;
 begin
@@ -255,7 +260,7 @@ begin
              where i.inhparent = '{schema}.entry'::regclass and c.relname like format('entry\_%s\_%%', p_week)) then
     return false;
   end if;
-  select scope_max, phase into v_barred, v_phase from {schema}.dropped where week = p_week;
+  select scope_max, scopes_late, phase into v_barred, v_late, v_phase from {schema}.dropped where week = p_week;
   if v_phase is not null then return false; end if; -- it is being dropped, and claims report that
   select * into v_not from {schema}.week_refused(p_week, p_days_ahead, p_weeks_max, p_tenant);
   if v_not.o_why is not null then
@@ -268,7 +273,7 @@ begin
     case when p_leased then 50 else 100 end);
   execute format('create unique index %I on %I.%I (scope, id)', v_name || '_key', {schema_literal}, v_name);
   if v_barred is not null then
-    execute format('alter table %I.%I add check (scope > %s)', {schema_literal}, v_name, v_barred);
+    execute format('alter table %I.%I add check (scope > %s and scope <> all (%L::int[]))', {schema_literal}, v_name, v_barred, v_late);
   end if;
   execute format('alter table {schema}.entry attach partition %I.%I for values from (%s) to (%s)',
     {schema_literal}, v_name, p_week, p_week + 1);
@@ -279,16 +284,16 @@ begin
 end $$;
 
 -- What a claim in a caller's transaction needs to know about its week: whether it exists, whether
--- it is being dropped (which the claim reports), up to which scope it was dropped, and why it may
--- not be made.
+-- it is being dropped (which the claim reports), up to which scope it was dropped and for which
+-- later ones, and why it may not be made.
 create function {schema}.week_state(
   p_week int, p_days_ahead int, p_weeks_max int, p_tenant text,
-  out o_there boolean, out o_leaves boolean, out o_barred int, out o_refused text
+  out o_there boolean, out o_leaves boolean, out o_barred int, out o_late int[], out o_refused text
 ) language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
   o_there := exists (select from pg_inherits i join pg_class c on c.oid = i.inhrelid
     where i.inhparent = '{schema}.entry'::regclass and c.relname like format('entry\_%s\_%%', p_week));
-  select phase is not null, scope_max into o_leaves, o_barred from {schema}.dropped where week = p_week;
+  select phase is not null, scope_max, scopes_late into o_leaves, o_barred, o_late from {schema}.dropped where week = p_week;
   o_leaves := coalesce(o_leaves, false);
   if not o_there and not o_leaves then
     select o_why into o_refused from {schema}.week_refused(p_week, p_days_ahead, p_weeks_max, p_tenant);

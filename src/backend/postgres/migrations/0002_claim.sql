@@ -5,15 +5,17 @@
 -- One claim, with the full state machine. Modes: L lease, O at most once, D done, F failed, X
 -- refused. p_hold: park an event that would have to wait. p_ask: answer 0 where its bytes would be
 -- held, so that the caller sends it again with them. p_in: this is the caller's transaction, which
--- may stay open for long. o_wrote: whether anything was changed.
+-- may stay open for long. o_wrote: whether anything was changed; o_row: of the row alone, and not of
+-- the head of its aggregate. p_unlocked: the head is only read; the answer is null where it would
+-- have to be locked.
 create function {schema}.claim_one(
   p_scope int, p_week smallint, p_id bytea, p_nonce bigint, p_fingerprint bytea, p_topic text, p_partition int,
   p_offset bigint, p_metadata jsonb, p_mode "char", p_for bigint, p_flags smallint, p_attempts_max int, p_base bigint,
   p_cap bigint, p_permille int, p_note text, p_owner int, p_check_fingerprint boolean, p_aggregate text, p_seq bigint,
   p_strict boolean, p_baseline bigint, p_gap bigint, p_skip boolean, p_hold boolean,
-  p_ask boolean, p_body {schema}.body, p_token bigint, p_in boolean,
+  p_ask boolean, p_body {schema}.body, p_token bigint, p_in boolean, p_unlocked boolean default false,
   out o_kind int, out o_token bigint, out o_at bigint, out o_attempts int, out o_state text, out o_owner int,
-  out o_seq bigint, out o_suspect boolean, out o_reused boolean, out o_wrote boolean
+  out o_seq bigint, out o_suspect boolean, out o_reused boolean, out o_wrote boolean, out o_row boolean
 ) language plpgsql volatile set enable_seqscan = off set search_path = pg_catalog, pg_temp as $$
 declare
   e {schema}.entry; n {schema}.entry; h {schema}.head; g {schema}.head;
@@ -21,27 +23,37 @@ declare
   v_lapsed boolean; v_place int;
 begin
   if p_in then
-    -- A claim that changes nothing must keep no lock: it would keep the holder of a lease from
-    -- extending and settling it. Undoing a subtransaction releases its locks; the answer stays.
-    begin
-      select * into o_kind, o_token, o_at, o_attempts, o_state, o_owner, o_seq, o_suspect, o_reused, o_wrote
-        from {schema}.claim_one(p_scope, p_week, p_id, p_nonce, p_fingerprint, p_topic, p_partition, p_offset, p_metadata, p_mode,
-          p_for, p_flags, p_attempts_max, p_base, p_cap, p_permille, p_note, p_owner, p_check_fingerprint, p_aggregate, p_seq,
-          p_strict, p_baseline, p_gap, p_skip, p_hold, p_ask, p_body, p_token, false);
-      if not o_wrote then raise exception using errcode = 'HX001'; end if;
-    exception when sqlstate 'HX001' then null;
-    end;
+    -- What is not changed must stay unlocked: the holder of a lease could neither extend nor settle
+    -- it. Undoing a subtransaction releases its locks; the answer stays. A row that is written alone
+    -- is written again without its head: that the order has moved past it never changes.
+    loop
+      begin
+        select * into o_kind, o_token, o_at, o_attempts, o_state, o_owner, o_seq, o_suspect, o_reused, o_wrote, o_row
+          from {schema}.claim_one(p_scope, p_week, p_id, p_nonce, p_fingerprint, p_topic, p_partition, p_offset, p_metadata, p_mode,
+            p_for, p_flags, p_attempts_max, p_base, p_cap, p_permille, p_note, p_owner, p_check_fingerprint, p_aggregate, p_seq,
+            p_strict, p_baseline, p_gap, p_skip, p_hold, p_ask, p_body, p_token, false, p_unlocked);
+        exit when o_wrote and (p_unlocked or p_aggregate is null or not o_row);
+        raise exception using errcode = 'HX001';
+      exception when sqlstate 'HX001' then null;
+      end;
+      exit when not o_wrote and o_kind is not null;
+      p_unlocked := not p_unlocked;
+    end loop;
     return;
   end if;
   o_suspect := false; o_reused := false;
   <<again>> loop
-    o_wrote := false;
-    if p_aggregate is not null then h := {schema}.lock_head(p_scope, p_aggregate); end if;
+    o_wrote := false; o_row := false;
+    if p_aggregate is not null and p_unlocked then
+      select * into h from {schema}.head x where x.scope = p_scope and x.aggregate = p_aggregate;
+    elsif p_aggregate is not null then
+      h := {schema}.lock_head(p_scope, p_aggregate);
+    end if;
     -- Read dropped before the rows: an id that is in neither place after that is nowhere. The sweep
     -- in turn waits for transactions that read dropped before it closed the week.
     v_left := false; v_dropped := false; v_closing := false;
     if p_week > 0 then
-      select coalesce(d.scope_max >= p_scope, false), d.phase is not null into v_dropped, v_closing
+      select coalesce(d.scope_max >= p_scope, false) or p_scope = any (d.scopes_late), d.phase is not null into v_dropped, v_closing
         from {schema}.dropped d where d.week = p_week;
       v_left := found; v_dropped := coalesce(v_dropped, false); v_closing := coalesce(v_closing, false) and not v_dropped;
     end if;
@@ -56,7 +68,7 @@ begin
     -- Nowhere, and its week takes no new rows: busy until the drop is over.
     v_closing := v_closing and not v_have;
     if v_have and (e.flags & 16) <> 0 then
-      p_aggregate := null; p_seq := null;
+      p_aggregate := null; p_seq := null; o_row := true;
     elsif e.aggregate is not null and e.state in ('L', 'R', 'P') and (e.aggregate is distinct from p_aggregate or e.seq <> p_seq) then
       -- It stays in the order of its first claim, whatever this delivery says: start again with
       -- that head locked.
@@ -72,6 +84,7 @@ begin
       if p_check_fingerprint and e.fingerprint <> p_fingerprint then o_kind := 9; return; end if;
       if e.nonce = p_nonce then
         if p_mode = 'L' and e.state = 'L' and (p_aggregate is null or (h.lease_seq = p_seq and h.lease_token = e.token)) then
+          if p_unlocked and p_aggregate is not null then o_kind := null; return; end if;
           e.at := v_now + p_for * interval '1 microsecond'; o_wrote := true;
           perform {schema}.put(e, true, v_in_held, false, null);
           if p_aggregate is not null then
@@ -93,7 +106,7 @@ begin
         if p_ask then o_kind := 0; return; end if;
         if e.topic is null then e.topic := p_topic; e.partition := p_partition; e."offset" := p_offset; end if;
         perform {schema}.put(e, true, v_in_held, true, p_body);
-        o_wrote := true;
+        o_wrote := true; o_row := true;
       end if;
       case e.state
         when 'L' then if e.at > v_now or p_mode = 'X' then o_kind := 3; return; end if;
@@ -117,7 +130,7 @@ begin
 
     if p_mode = 'X' then -- outside of any order; also in a dropped week: it goes to held
       if v_closing then o_kind := 3; o_wrote := false; return; end if;
-      n.state := 'X'; n.note := coalesce(p_note, 'refused'); n.seq := null; n.aggregate := null;
+      n.state := 'X'; n.note := coalesce(p_note, 'refused'); n.seq := null; n.aggregate := null; o_row := true;
       if not {schema}.put(n, false, v_dropped, false, p_body) then continue again; end if;
       o_kind := 8; o_at := {schema}.us(v_now); o_attempts := 0; return;
     end if;
@@ -139,9 +152,10 @@ begin
           end if;
         end if;
       end if;
+      if v_place <> 6 and p_unlocked then o_kind := null; o_wrote := false; return; end if;
       o_seq := v_on;
       if v_place = 6 then
-        n.state := 'S';
+        n.state := 'S'; o_row := true;
         -- A dropped week takes no new rows.
         o_wrote := v_have or not (v_dropped or v_closing);
         if o_wrote and not {schema}.put(n, v_have, v_in_held, false, null) then continue again; end if;
@@ -348,10 +362,10 @@ create function {schema}.lock_heads(p_scope int[], p_aggregate text[]) returns v
 set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set search_path = pg_catalog, pg_temp as $$
 begin
   insert into {schema}.head (scope, aggregate)
-  select distinct x.s, x.a from unnest(p_scope, p_aggregate) x(s, a) where x.a is not null order by x.a, x.s
+  select distinct x.s, x.a collate "C" from unnest(p_scope, p_aggregate) x(s, a) where x.a is not null order by 2, 1
   on conflict do nothing;
   perform from (select distinct x.s, x.a from unnest(p_scope, p_aggregate) x(s, a) where x.a is not null) x
-    join {schema}.head h on h.scope = x.s and h.aggregate = x.a order by x.a, x.s for update of h;
+    join {schema}.head h on h.scope = x.s and h.aggregate = x.a order by h.aggregate, h.scope for update of h;
 end $$;
 
 -- Ordered claims of done events whose heads are locked, for the common case: all are new, each is

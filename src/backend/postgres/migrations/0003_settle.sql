@@ -53,7 +53,8 @@ begin
     e.metadata := coalesce(p_metadata, e.metadata); e.note := null;
     if e.seq is not null then
       h := {schema}.head_advance(h, greatest(e.seq, p_advance));
-      h.lease_seq := null; h.lease_token := null; h.lease_until := null;
+      -- The lease is this event's own. After an at-most-once run it would be a later event's.
+      if p_state = 'D' then h.lease_seq := null; h.lease_token := null; h.lease_until := null; end if;
     end if;
   elsif p_state = 'R' then
     e.at := v_now + p_after * interval '1 microsecond';
@@ -133,8 +134,8 @@ create function {schema}.settle_each(
 language plpgsql volatile set lock_timeout = '{lock_timeout}' set enable_seqscan = off set search_path = pg_catalog, pg_temp as $$
 declare o record; i int; a text; v_at int := 0;
 begin
-  for a, i in select distinct on (x.a, x.s) x.a, x.s from unnest(p_aggregate, p_scope) x(a, s)
-               where x.a is not null and not p_in order by x.a, x.s loop
+  for a, i in select distinct x.a collate "C", x.s from unnest(p_aggregate, p_scope) x(a, s)
+               where x.a is not null and not p_in order by 1, 2 loop
     perform {schema}.lock_head(i, a);
   end loop;
   for i in 1 .. cardinality(p_id) loop
