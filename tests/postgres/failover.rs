@@ -122,7 +122,7 @@ async fn t440_a_standby_that_a_fail_over_reaches_first_ends_no_consumer() {
 
     let consumer = stage.consumer("transactional");
     let handle = consumer.handle();
-    let running = tokio::spawn(consumer.run(transactional::<PgLedger, _>(|tx, event: Event| {
+    let running = tokio::spawn(consumer.run(transactional::<PgLedger, _>(|tx, event| {
         Box::pin(async move {
             let insert = sqlx::query("insert into effect values ($1)").bind(event.id.to_string());
             insert.execute(&mut **tx).await?;
