@@ -179,6 +179,9 @@ pub struct TopicInfo {
     pub replication: Option<i32>,
     /// How many replicas must have a record before it is acknowledged.
     pub min_insync: Option<i32>,
+    /// Whether a replica that has not all acknowledged records may become the leader. The others are
+    /// lost then, and their offsets given to other records.
+    pub unclean_election: bool,
 }
 
 /// Settings for a new topic.

@@ -108,13 +108,17 @@ impl Queued {
         }
     }
 
-    /// Whether it goes before another delivery of its key. In a strict order the lower number runs
+    /// Whether it may go before another delivery of its key. In a strict order the lower number runs
     /// first anyway. Otherwise a delivery from the ledger goes first, because later ones wait for it
     /// there.
+    pub(crate) fn may_precede(&self, strict: bool) -> bool {
+        strict || self.is_held()
+    }
+
+    /// Whether it goes before another delivery of its key.
     pub(crate) fn precedes(&self, other: &Queued, strict: bool) -> bool {
         let seq = |queued: &Queued| queued.arrival().and_then(|arrival| arrival.event.seq);
-        let may = strict || self.is_held();
-        may && seq(self).is_some() && seq(self) < seq(other)
+        self.may_precede(strict) && seq(self).is_some() && seq(self) < seq(other)
     }
 }
 
@@ -195,8 +199,9 @@ impl Arrival {
         delivery
     }
 
-    /// The metadata to store with this run.
-    pub(crate) fn metadata(&self, group: &str, took: Option<Duration>) -> Option<Metadata> {
+    /// The metadata to store with this run: what the entry has no column for. `group`: unless it is
+    /// the scope's name.
+    pub(crate) fn metadata(&self, group: Option<&str>, took: Option<Duration>) -> Option<Metadata> {
         let event = &self.event;
         let correlation = event
             .headers
@@ -205,14 +210,18 @@ impl Arrival {
             .and_then(|value| std::str::from_utf8(value).ok())
             .map(|text| text.chars().filter(|c| *c != '\0').take(255).collect::<String>())
             .or_else(|| event.trace.map(|trace| format!("{:032x}", trace.trace_id)));
-        let json = serde_json::json!({
-            "consumer_group": group,
-            "partition": self.received.origin.partition,
-            "offset": self.received.origin.offset,
-            "correlation_id": correlation,
-            "processing_time_ms": took.map(|took| u64::try_from(took.as_millis()).unwrap_or(u64::MAX)),
-        });
-        Metadata::try_from(json).ok()
+        let mut said = serde_json::Map::new();
+        let mut say = |key: &str, value: Option<serde_json::Value>| {
+            value.and_then(|value| said.insert(key.to_owned(), value))
+        };
+        say("consumer_group", group.map(Into::into));
+        say("correlation_id", correlation.map(Into::into));
+        let millis = |took: Duration| u64::try_from(took.as_millis()).unwrap_or(u64::MAX).into();
+        say("processing_time_ms", took.map(millis));
+        if said.is_empty() {
+            return None;
+        }
+        Metadata::try_from(serde_json::Value::Object(said)).ok()
     }
 }
 

@@ -59,6 +59,7 @@ pub async fn check(
             findings.push(finding(Level::Refusal, "order", format!("{topic} is compacted, so numbers are missing in it for ever: a strict order would never move on; use latest")));
         }
         findings.extend(replication(topic, &info));
+        findings.extend(elections(topic, &info));
         if settings.start == Start::Latest && !has_begun(bus, &settings.group(), topic, info.partitions).await
         {
             not_begun.push(topic.as_str());
@@ -109,6 +110,16 @@ fn replication(topic: &Topic, info: &TopicInfo) -> Option<Finding> {
             "{topic} has {copies}, of which {insync} must have a record before it is acknowledged: the loss of one broker can lose records"
         ),
     ))
+}
+
+/// A refusal if a leader may be elected that has not all acknowledged records.
+fn elections(topic: &Topic, info: &TopicInfo) -> Option<Finding> {
+    info.unclean_election.then(|| {
+        let message = format!(
+            "{topic} has unclean.leader.election.enable = true: a replica without the latest records may become its leader,              and what was acknowledged is lost; set it to false"
+        );
+        finding(Level::Refusal, "elections", message)
+    })
 }
 
 /// Whether the group has committed an offset of this topic: it goes on there, wherever a new one
@@ -221,8 +232,14 @@ mod tests {
     fn e_a_topic_with_few_copies_is_a_warning_in_words() {
         let topic = Topic::new("orders").unwrap();
         let said = |replication, min_insync| {
-            let info =
-                TopicInfo { partitions: 1, retention: None, compacted: false, replication, min_insync };
+            let info = TopicInfo {
+                partitions: 1,
+                retention: None,
+                compacted: false,
+                replication,
+                min_insync,
+                unclean_election: false,
+            };
             super::replication(&topic, &info).map(|finding| finding.message)
         };
         assert!(

@@ -214,6 +214,11 @@ impl ConsumerContext {
         }
     }
 
+    /// The group, unless it has the scope's name: then an entry says it already.
+    pub(crate) fn group_apart(&self) -> Option<&str> {
+        Some(&*self.group).filter(|group| *group != self.settings.scope.as_str())
+    }
+
     /// The identity of an event in the ledger.
     pub(crate) fn identity_of(&self, arrival: &Arrival) -> Identity {
         let Event { tenant, id, .. } = &arrival.event;

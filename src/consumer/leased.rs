@@ -152,7 +152,7 @@ where
         self.context.core.handled(took, matches!(handled, Ok(Ok(()))));
         match handled {
             Ok(Ok(())) => {
-                let metadata = arrival.metadata(&self.context.group, Some(took));
+                let metadata = arrival.metadata(self.context.group_apart(), Some(took));
                 settled(lease.settle(Verdict::Done { metadata }).await, Ending::Passed(Passed::Done))
             }
             Ok(Err(failed)) => settle_failure(&self.context, lease, &failed, arrival).await,
@@ -291,7 +291,7 @@ where
         self.context.core.handled(took, handled.is_ok());
         let (answer, ending) = match handled {
             Ok(()) => {
-                let metadata = arrival.metadata(&self.context.group, Some(took));
+                let metadata = arrival.metadata(self.context.group_apart(), Some(took));
                 (claimed.end(Verdict::Finished { metadata }).await, Ending::Passed(Passed::Finished))
             }
             Err(failed) => (claimed.lost(failed).await, Ending::Passed(Passed::Lost)),

@@ -226,7 +226,7 @@ impl<Args: 'static, H: LeasedBatchHandler<Args>> LeasedBatchWorker<H, Args> {
 
     async fn done(&self, one: Claimed<'_>, took: Duration) -> Ending {
         self.context.core.handled(took, true);
-        let metadata = one.arrival.metadata(&self.context.group, Some(took));
+        let metadata = one.arrival.metadata(self.context.group_apart(), Some(took));
         settled(one.lease.settle(Verdict::Done { metadata }).await, Ending::Passed(Passed::Done))
     }
 

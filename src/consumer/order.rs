@@ -57,6 +57,8 @@ struct Queue<T> {
     items: VecDeque<T>,
     taken: bool,
     delay: Option<(Instant, u64)>,
+    /// Whether an item was queued that may precede others. Else nothing in it is compared.
+    ranked: bool,
 }
 
 impl<K, T> Default for KeyQueues<K, T> {
@@ -73,23 +75,32 @@ impl<K, T> Default for KeyQueues<K, T> {
 }
 
 impl<K: Eq + Hash + Clone, T> KeyQueues<K, T> {
-    /// Queues an item behind the others of its key.
+    /// Queues an item behind the others of its key. It precedes none of them, so none is looked at:
+    /// a hot key may have very many.
     pub fn push(&mut self, key: Option<K>, item: T) {
-        self.push_before(key, item, |_, _| false);
+        self.insert(key, item, |queue, _| queue.items.len());
     }
 
     /// Queues an item before the first of its key that it precedes (`precedes(item, other)`). If it
     /// becomes the head, it does not wait for a delayed one behind it. Items already taken are not
     /// affected; [`release_among`](Self::release_among) puts those behind it.
     pub fn push_before(&mut self, key: Option<K>, item: T, precedes: impl Fn(&T, &T) -> bool) {
+        self.insert(key, item, |queue, item| {
+            queue.ranked = true;
+            queue.items.iter().position(|other| precedes(item, other)).unwrap_or(queue.items.len())
+        });
+    }
+
+    fn insert(&mut self, key: Option<K>, item: T, place: impl FnOnce(&mut Queue<T>, &T) -> usize) {
         self.number += 1;
         let id = key.map_or(QueueId::Own(self.number), QueueId::Key);
         let queue = self.queues.entry(id.clone()).or_insert_with(|| Queue {
             items: VecDeque::new(),
             taken: false,
             delay: None,
+            ranked: false,
         });
-        let at = queue.items.iter().position(|other| precedes(&item, other)).unwrap_or(queue.items.len());
+        let at = place(queue, &item);
         queue.items.insert(at, item);
         self.len += 1;
         if at > 0 || queue.taken {
@@ -139,8 +150,9 @@ impl<K: Eq + Hash + Clone, T> KeyQueues<K, T> {
         self.release_among(id, rest, until, |_, _| false);
     }
 
-    /// The same, but items queued meanwhile stay before those of `rest` that they precede
-    /// (`precedes(queued, given)`). If one comes before all of `rest`, the queue is not delayed.
+    /// The same, but items that [`push_before`](Self::push_before) queued meanwhile stay before those of
+    /// `rest` that they precede (`precedes(queued, given)`). If one comes before all of `rest`, the queue
+    /// is not delayed.
     pub fn release_among(
         &mut self,
         id: QueueId<K>,
@@ -153,7 +165,9 @@ impl<K: Eq + Hash + Clone, T> KeyQueues<K, T> {
         self.len += rest.len();
         let mut first = 0; // index of the first of the rest
         for item in rest.into_iter().rev() {
-            first = queue.items.iter().rposition(|queued| precedes(queued, &item)).map_or(0, |at| at + 1);
+            if queue.ranked {
+                first = queue.items.iter().rposition(|queued| precedes(queued, &item)).map_or(0, |at| at + 1);
+            }
             queue.items.insert(first, item);
         }
         if queue.items.is_empty() {
@@ -222,6 +236,7 @@ impl<K: Eq + Hash + Clone, T> KeyQueues<K, T> {
 #[cfg(test)]
 mod tests {
     use super::{KeyQueues, QueueId};
+    use proptest::prelude::*;
     use tokio::time::{Duration, Instant};
 
     #[tokio::test(start_paused = true)]
@@ -264,6 +279,68 @@ mod tests {
         assert!(queues.next_at().is_none());
         assert_eq!(queues.take(9, 9)[0].items, [4, 7, 8, 9]);
         assert!(queues.is_empty());
+    }
+
+    /// Whether one item goes before another: all of a strict order are compared, else what comes from
+    /// the ledger.
+    fn precedes(strict: bool) -> impl Fn(&(u32, bool), &(u32, bool)) -> bool + Copy {
+        move |(seq, is_held), (other, _)| (strict || *is_held) && seq < other
+    }
+
+    /// The same steps in a queue that compares every item and in one that compares only what may precede
+    /// another. Both must run the same.
+    async fn run_in_both(strict: bool, steps: Vec<(u8, u8, (u32, bool), usize, usize)>) {
+        let precedes = precedes(strict);
+        let (mut all, mut some) = (KeyQueues::default(), KeyQueues::default());
+        let mut running: Vec<(QueueId<u8>, Vec<(u32, bool)>)> = Vec::new();
+        for (step, key, item, max, part) in steps {
+            match step {
+                0..3 => {
+                    all.push_before(Some(key), item, precedes);
+                    if strict || item.1 {
+                        some.push_before(Some(key), item, precedes);
+                    } else {
+                        some.push(Some(key), item);
+                    }
+                }
+                3 => {
+                    let per_key = part.max(1);
+                    let (taken, same) = (all.take(max, per_key), some.take(max, per_key));
+                    assert_eq!(taken.len(), same.len());
+                    for (one, other) in taken.into_iter().zip(same) {
+                        assert_eq!((&one.queue, &one.items), (&other.queue, &other.items));
+                        running.push((one.queue, one.items));
+                    }
+                }
+                4 => {
+                    let Some((queue, items)) = running.pop() else { continue };
+                    let rest = items[part.min(items.len())..].to_vec();
+                    let until = item.1.then(|| Instant::now() + Duration::from_secs(1));
+                    all.release_among(queue.clone(), rest.clone(), until, precedes);
+                    some.release_among(queue, rest, until, precedes);
+                }
+                _ => {
+                    tokio::time::advance(Duration::from_millis(400)).await;
+                    let Some((queue, items)) = running.last_mut() else { continue };
+                    let rest = items.split_off(part.min(items.len()));
+                    all.put_back(queue, rest.clone());
+                    some.put_back(queue, rest);
+                }
+            }
+            assert_eq!((all.len(), all.next_at()), (some.len(), some.next_at()));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_precedes_nothing_need_not_be_compared(
+            strict: bool,
+            steps in prop::collection::vec(
+                (0..6_u8, 0..2_u8, (0..20_u32, prop::bool::weighted(0.3)), 1..8_usize, 0..5_usize), 0..80),
+        ) {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+            runtime.unwrap().block_on(run_in_both(strict, steps));
+        }
     }
 
     #[test]

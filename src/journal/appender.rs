@@ -72,7 +72,7 @@ impl Appender {
 
     async fn run(self, way: usize) {
         let mut runner = self.0.ways[way].runner();
-        while let Some((appends, answers)) = runner.take() {
+        while let Some((appends, answers)) = runner.next().await {
             let journal = &self.0.journal;
             let appended = in_batch(&self.0.outage, &appends, |batch| Box::pin(whole(journal, batch))).await;
             for (answer, appended) in answers.into_iter().zip(appended) {

@@ -334,7 +334,7 @@ impl Batcher {
 
     async fn run_looks(self) {
         let mut runner = self.0.looks.runner();
-        while let Some((identities, answers)) = runner.take() {
+        while let Some((identities, answers)) = runner.next().await {
             let ledger = &self.0.ledger;
             let known = in_batch(&self.0.outage, &identities, |batch| {
                 Box::pin(async move { Ok(ledger.known(batch).await?.into_iter().map(Ok).collect()) })
@@ -348,7 +348,7 @@ impl Batcher {
 
     async fn run_claims(self) {
         let mut runner = self.0.claims.runner();
-        while let Some((claims, answers)) = runner.take() {
+        while let Some((claims, answers)) = runner.next().await {
             for (answer, delivered) in answers.into_iter().zip(self.claim_batch(claims).await) {
                 let _ = answer.send(delivered);
             }
@@ -359,7 +359,7 @@ impl Batcher {
     /// that answer at once.
     async fn run_lone(self) {
         let mut runner = self.0.lone.runner();
-        while let Some((claims, answers)) = runner.take() {
+        while let Some((claims, answers)) = runner.next().await {
             let mut waiting: VecDeque<_> = claims.into_iter().zip(answers).collect();
             while let Some((claim, answer)) = waiting.pop_front() {
                 let identity = claim.identity.clone();
@@ -455,7 +455,7 @@ impl Batcher {
 
     async fn run_settles(self) {
         let mut runner = self.0.settles.runner();
-        while let Some((settles, answers)) = runner.take() {
+        while let Some((settles, answers)) = runner.next().await {
             let outcomes = in_batch(&self.0.outage, &settles, |batch| self.0.ledger.settle(batch)).await;
             for (answer, outcome) in answers.into_iter().zip(outcomes) {
                 let _ = answer.send(outcome);
@@ -465,7 +465,7 @@ impl Batcher {
 
     async fn run_extends(self) {
         let mut runner = self.0.extends.runner();
-        while let Some((extends, answers)) = runner.take() {
+        while let Some((extends, answers)) = runner.next().await {
             let outcomes = in_batch(&self.0.outage, &extends, |batch| self.0.ledger.extend(batch)).await;
             for (answer, outcome) in answers.into_iter().zip(outcomes) {
                 let _ = answer.send(outcome);

@@ -52,7 +52,7 @@ impl<I, O> Queue<I, O> {
 
     /// A runner for the items pushed on this runtime.
     pub(crate) fn runner(&self) -> Runner<'_, I, O> {
-        Runner { queue: self, runtime: Handle::current().id(), ended: false }
+        Runner { queue: self, runtime: Handle::current().id(), taken: 0, ended: false }
     }
 }
 
@@ -61,12 +61,24 @@ impl<I, O> Queue<I, O> {
 pub(crate) struct Runner<'q, I, O> {
     queue: &'q Queue<I, O>,
     runtime: Id,
+    /// How many items the last batch had.
+    taken: usize,
     ended: bool,
 }
 
 impl<I, O> Runner<'_, I, O> {
-    /// The next batch; `None` ends the runner.
-    pub(crate) fn take(&mut self) -> Option<Batch<I, O>> {
+    /// The next batch; `None` ends the runner. If several were just answered, they have their turn
+    /// first: they may queue again, and a batch without them would be small. A lone one pays nothing.
+    pub(crate) async fn next(&mut self) -> Option<Batch<I, O>> {
+        if self.taken > 1 {
+            tokio::task::yield_now().await;
+        }
+        let batch = self.take();
+        self.taken = batch.as_ref().map_or(0, |(items, _)| items.len());
+        batch
+    }
+
+    fn take(&mut self) -> Option<Batch<I, O>> {
         let mut queues = self.queue.lock();
         let waiting = queues.get_mut(&self.runtime)?;
         if waiting.items.is_empty() {

@@ -101,7 +101,7 @@ impl RelaySettings {
             lookback_max: 50,
             dedup_max: 10_000,
             dedup_checkpoint_max: 2000,
-            batch_max: 200,
+            batch_max: 1000,
             flush_max: None,
             flush_timeout: Duration::from_secs(10),
             log_interval: Duration::from_secs(30),

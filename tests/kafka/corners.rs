@@ -4,12 +4,14 @@
 
 use std::time::{Duration, Instant};
 
+use hapax::backend::memory::MemoryLedger;
 use hapax::bus::kafka::{GroupProtocol, Isolation, KafkaBus, KafkaSettings};
 use hapax::bus::{
     Assignment, Bus, BusEvent, Partition, Received, Record, Start, Subscriber, Subscription, TopicSettings,
 };
+use hapax::consumer::{self, ConsumerSettings};
 use hapax::testing::kafka::{connect, delete_topic, settings, topic_with, transaction};
-use hapax::{Error, Topic};
+use hapax::{Error, Scope, Topic};
 
 const DEADLINE: Duration = Duration::from_secs(120);
 
@@ -133,6 +135,23 @@ async fn a_compacted_topic_has_gaps_and_says_so() {
     let info = bus.topic(&topic).await.unwrap().expect("the topic");
     assert!(info.compacted && info.retention.is_none(), "{info:?}");
     assert_eq!((info.replication, info.min_insync), (Some(1), Some(1)));
+}
+
+/// A leader that lags gives the offsets of lost records to others.
+#[tokio::test]
+async fn t442_a_topic_whose_leader_may_lag_is_refused() {
+    let bus = connect(settings()).await;
+    let found = async |unclean: &str| {
+        let topic = Topic::new(unique("unclean")).unwrap();
+        topic_with(&topic, 1, &[("unclean.leader.election.enable", unclean)]).await;
+        let settings = ConsumerSettings::new(Scope::new("mailer").unwrap(), vec![topic.clone()]);
+        let findings = consumer::check(&bus, &MemoryLedger::default(), None, &settings).await.unwrap();
+        delete_topic(&topic).await;
+        consumer::refuse(&findings)
+    };
+    found("false").await.unwrap();
+    let error = found("true").await.expect_err("a lagging replica may become the leader").to_string();
+    assert!(error.contains("unclean.leader.election.enable"), "{error}");
 }
 
 #[tokio::test]

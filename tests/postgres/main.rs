@@ -9,6 +9,7 @@ mod corners;
 mod corners_more;
 mod crash;
 mod doubt;
+mod failover;
 mod first_try;
 mod input;
 mod isolation;

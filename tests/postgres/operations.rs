@@ -320,20 +320,23 @@ async fn a_read_only_database_is_refused_and_unchanged() {
     let opened = PgLedger::with_pool(pool_to(&scratch.url(), 2).await, settings("hapax")).await;
     let error = refused(opened, "a read-only database");
     assert!(matches!(error, Error::Refused { .. }) && error.to_string().contains("read-only"), "{error:?}");
-    // It becomes read-only under a ledger that is open (a failover to a standby): its one connection is told so.
+    // It becomes read-only under a ledger that is open (a failover to a standby): its one connection is told so. That passes.
     scratch.admin("alter database {db} reset default_transaction_read_only").await;
     let ledger = PgLedger::with_pool(pool_to(&scratch.url(), 1).await, settings("hapax")).await.unwrap();
     ledger.probe().await.unwrap();
     run(ledger.pool(), "set default_transaction_read_only = on".into()).await;
     let error = refused(ledger.probe().await, "a probe of a read-only database");
-    assert!(matches!(error, Error::Refused { .. }) && error.to_string().contains("read-only"), "{error:?}");
+    assert!(
+        matches!(error, Error::Unavailable { .. }) && error.to_string().contains("read-only"),
+        "{error:?}"
+    );
     let findings = ledger.check().await.unwrap();
     assert_eq!(finding(&findings, "writable").level, Level::Refusal);
     for (id, scope) in [("after", "orders"), ("after", "new-scope")] {
         let mut claim = kit::claim(id, kit::lease());
         claim.identity.scope = hapax::Scope::new(scope).unwrap();
         let error = refused(ledger.claim(&[claim]).await, "a claim on a read-only database");
-        assert!(matches!(error, Error::Refused { .. }) && !error.is_retryable(), "{error:?}");
+        assert!(matches!(error, Error::Unavailable { .. }) && error.is_retryable(), "{error:?}");
         assert!(error.to_string().contains("read-only"), "{error}");
     }
     assert_eq!(ask::<i64>(writable.pool(), rows).await, before, "nothing was changed");
@@ -505,7 +508,7 @@ async fn known_by_sqlstate() {
     let cases = [
         ("40001", "datenbank voll", "contended"),
         ("40P01", "verbinding verbroken", "contended"),
-        ("25006", "could not serialize access", "refused"),
+        ("25006", "could not serialize access", "unavailable"),
         ("53100", "deadlock detected", "refused"),
         ("42501", "lock timeout", "refused"),
         ("22P02", "could not serialize access", "invalid"),

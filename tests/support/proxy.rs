@@ -92,29 +92,38 @@ fn contains(message: &[u8], text: &[u8]) -> bool {
 /// The proxy. It runs as long as its runtime.
 pub struct Proxy {
     address: SocketAddr,
+    /// Where new connections lead.
+    server: Arc<Mutex<String>>,
     plan: Arc<Plan>,
 }
 
 impl Proxy {
     /// In front of the server of a URL.
     pub async fn new(url: &str) -> Self {
-        let server =
-            url.split('@').nth(1).and_then(|rest| rest.split('/').next()).expect("user@host:port/db");
-        let server = server.to_owned();
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let proxy = Proxy { address: listener.local_addr().expect("an address"), plan: Arc::default() };
-        let plan = Arc::clone(&proxy.plan);
+        let address = listener.local_addr().expect("an address");
+        let proxy = Proxy { address, server: Arc::default(), plan: Arc::default() };
+        proxy.lead_to(url);
+        let (server, plan) = (Arc::clone(&proxy.server), Arc::clone(&proxy.plan));
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 if plan.refuses() {
                     continue; // accepted and closed: nobody is there
                 }
-                let Ok(server) = TcpStream::connect(&server).await else { continue };
+                let address = server.lock().unwrap().clone();
+                let Ok(server) = TcpStream::connect(address).await else { continue };
                 let _ = (client.set_nodelay(true), server.set_nodelay(true));
                 tokio::spawn(carry(client, server, Arc::clone(&plan)));
             }
         });
         proxy
+    }
+
+    /// From now on, new connections lead to the server of this URL. Open ones stay where they are.
+    pub fn lead_to(&self, url: &str) {
+        let server =
+            url.split('@').nth(1).and_then(|rest| rest.split('/').next()).expect("user@host:port/db");
+        server.clone_into(&mut self.server.lock().unwrap());
     }
 
     /// The same database through the proxy, in clear text so that messages can be told apart.

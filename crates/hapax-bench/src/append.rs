@@ -165,8 +165,8 @@ async fn together(options: &Options) -> Fallible<Report> {
         title: format!("{WRITERS} writers append to a journal in PostgreSQL"),
         unit: "events/s",
         goals: vec![
-            Goal::at_least("gathered / a commit per event", over(1), 5.0),
-            Goal::at_least("gathered / bare INSERT per event", over(2), 5.0),
+            Goal::at_least("gathered / a commit per event", over(1), 6.0),
+            Goal::at_least("gathered / bare INSERT per event", over(2), 4.0),
         ],
         lines,
         notes: vec![format!("{} connections for those who commit per event", WRITERS / 2)],

@@ -83,12 +83,15 @@ fn config() -> Fallible<ClientConfig> {
     Ok(config)
 }
 
-/// A hand-written consumer: a new group that reads a topic from its start.
+/// A hand-written consumer: a new group that reads a topic from its start. It prefetches as much as
+/// ours does.
 pub fn by_hand(topic: &Topic) -> Fallible<StreamConsumer> {
     let consumer: StreamConsumer = config()?
         .set("group.id", fresh("hand"))
         .set("enable.auto.commit", "false")
         .set("auto.offset.reset", "earliest")
+        .set("queued.min.messages", "5000")
+        .set("fetch.max.bytes", "16777216")
         .create()?;
     consumer.subscribe(&[topic.as_str()])?;
     Ok(consumer)

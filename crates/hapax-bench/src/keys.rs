@@ -8,6 +8,7 @@ use hapax::backend::memory::MemoryLedger;
 use hapax::bus::Record;
 use hapax::consumer::{Handled, leased};
 use rdkafka::Message;
+use tokio::task::JoinSet;
 
 use crate::harness::{Contestant, Fallible, Goal, Options, Report, interleave};
 use crate::kafka::{Filled, bus, by_hand, consume, settings};
@@ -36,6 +37,29 @@ async fn one_at_a_time(from: &Filled, events: usize) -> Fallible<f64> {
         began.get_or_insert_with(Instant::now);
         serde_json::from_slice::<serde_json::Value>(message.payload().unwrap_or_default())?;
         tokio::time::sleep(WAIT).await;
+    }
+    Ok(events as f64 / began.ok_or("nothing was delivered")?.elapsed().as_secs_f64())
+}
+
+/// Many at once, in any order: what runs an event need not wait for another of its key.
+async fn unordered(from: &Filled, events: usize) -> Fallible<f64> {
+    let consumer = by_hand(&from.topic)?;
+    let (mut began, mut running) = (None, JoinSet::new());
+    for _ in 0..events {
+        let message = tokio::time::timeout(Duration::from_secs(60), consumer.recv()).await??;
+        began.get_or_insert_with(Instant::now);
+        let payload = message.payload().unwrap_or_default().to_vec();
+        if running.len() >= CONCURRENCY {
+            running.join_next().await.ok_or("nothing runs")???;
+        }
+        running.spawn(async move {
+            serde_json::from_slice::<serde_json::Value>(&payload)?;
+            tokio::time::sleep(WAIT).await;
+            Ok::<(), serde_json::Error>(())
+        });
+    }
+    while let Some(ended) = running.join_next().await {
+        ended??;
     }
     Ok(events as f64 / began.ok_or("nothing was delivered")?.elapsed().as_secs_f64())
 }
@@ -76,6 +100,9 @@ pub async fn run(options: &Options) -> Fallible<Report> {
                 consume(bus.clone(), ledger, settings(CONCURRENCY)?, waiting(), events).await
             }),
             Contestant::new("one at a time, by hand, no dedup", || one_at_a_time(&from, few)),
+            Contestant::new(format!("{CONCURRENCY} at once, by hand, no order, no dedup"), || {
+                unordered(&from, events)
+            }),
         ],
     )
     .await?;
@@ -84,10 +111,14 @@ pub async fn run(options: &Options) -> Fallible<Report> {
         title: format!("keys: a handler that waits {WAIT:?}, {KEYS} keys in one partition"),
         unit: "events/s",
         goals: vec![
-            Goal::at_least("PostgreSQL / one at a time", lines[0].median() / lines[2].median(), 50.0),
-            Goal::at_least("memory / one at a time", lines[1].median() / lines[2].median(), 50.0),
+            Goal::at_least("PostgreSQL / one at a time", lines[0].median() / lines[2].median(), 80.0),
+            Goal::at_least("memory / one at a time", lines[1].median() / lines[2].median(), 150.0),
         ],
+        notes: vec![format!(
+            "of the same without order and dedup: {:.2}× on PostgreSQL, {:.2}× in memory",
+            lines[0].median() / lines[3].median(),
+            lines[1].median() / lines[3].median()
+        )],
         lines,
-        notes: Vec::new(),
     })
 }

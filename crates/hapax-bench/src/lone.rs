@@ -59,7 +59,7 @@ async fn turns(options: &Options) -> Fallible<Report> {
     Ok(Report {
         title: "a lone claim on PostgreSQL".into(),
         unit: "µs, median of each round",
-        goals: vec![Goal::at_most("lone claim / bare INSERT", ratio, 1.15)],
+        goals: vec![Goal::at_most("lone claim / bare INSERT", ratio, 1.12)],
         lines,
         notes: Vec::new(),
     })

@@ -9,14 +9,14 @@ use hapax::{EventId, Guard};
 use sqlx::postgres::PgConnection;
 use sqlx::{AssertSqlSafe, PgPool};
 
-use crate::harness::{Contestant, Fallible, Goal, Options, Report, by_tasks, interleave};
+use crate::harness::{Contestant, Fallible, Goal, Line, Options, Report, by_tasks, interleave};
 use crate::pg::{Schema, ids, pool};
 use crate::rivals::{self, CheckThenInsert, PerEvent};
 
 /// Connections per side: that library's usual pool.
 const CONNECTIONS: usize = 50;
-/// Concurrent callers on both sides.
-const TASKS: usize = 500;
+/// Concurrent callers on both sides: many, and few, which leave little to gather.
+const TASKS: [usize; 2] = [500, 32];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Op {
@@ -55,9 +55,9 @@ impl PerEvent for Statements {
     }
 }
 
-async fn ours(guard: &Guard<PgLedger>, op: Op, ids: Vec<EventId>) -> Fallible<f64> {
+async fn ours(guard: &Guard<PgLedger>, op: Op, tasks: usize, ids: Vec<EventId>) -> Fallible<f64> {
     let guard = guard.clone();
-    by_tasks(TASKS, ids, move |id| {
+    by_tasks(tasks, ids, move |id| {
         let guard = guard.clone();
         async move {
             let fine = match op {
@@ -85,8 +85,8 @@ pub async fn run(options: &Options) -> Fallible<Vec<Report>> {
     let guard = mine.guard(CONNECTIONS as u32).await?;
     // Ids that both sides already know, for `is_processed`.
     let known = ids(options.events(10_000));
-    rivals::per_call(&rivals_pool, TASKS, known.clone(), CheckThenInsert::new(&theirs)).await?;
-    ours(&guard, Op::MarkProcessed, known.clone()).await?;
+    rivals::per_call(&rivals_pool, TASKS[0], known.clone(), CheckThenInsert::new(&theirs)).await?;
+    ours(&guard, Op::MarkProcessed, TASKS[0], known.clone()).await?;
     let mut reports = Vec::new();
     for op in [Op::IsProcessed, Op::MarkProcessed, Op::ProcessIfNew] {
         reports.push(compare(options, op, &guard, &rivals_pool, &theirs, &known).await?);
@@ -117,24 +117,27 @@ async fn compare(
         both: CheckThenInsert::new(theirs),
     };
     let next = || if op == Op::IsProcessed { known.to_vec() } else { ids(known.len()) };
-    let lines = interleave(
-        options.rounds,
-        vec![
-            Contestant::new(format!("hapax, {TASKS} tasks, {CONNECTIONS} connections"), || {
-                ours(guard, op, next())
+    let (next, rival) = (&next, &rival);
+    let contestants = TASKS.iter().flat_map(|&tasks| {
+        [
+            Contestant::new(format!("hapax, {tasks} tasks, {CONNECTIONS} connections"), move || {
+                ours(guard, op, tasks, next())
             }),
             Contestant::new(
-                format!("check-then-insert's statements, {TASKS} tasks, {CONNECTIONS} connections"),
-                || rivals::per_call(rivals_pool, TASKS, next(), rival.clone()),
+                format!("check-then-insert's statements, {tasks} tasks, {CONNECTIONS} connections"),
+                move || rivals::per_call(rivals_pool, tasks, next(), rival.clone()),
             ),
-        ],
-    )
-    .await?;
-    let ratio = lines[0].median() / lines[1].median();
+        ]
+    });
+    let lines = interleave(options.rounds, contestants.collect()).await?;
+    let goal = |(tasks, pair): (&usize, &[Line])| {
+        let ratio = pair[0].median() / pair[1].median();
+        Goal::at_least(format!("{name} / check-then-insert, {tasks} tasks"), ratio, 1.0)
+    };
     Ok(Report {
         title: format!("{name} on PostgreSQL"),
         unit: "calls/s",
-        goals: vec![Goal::at_least(format!("{name} / check-then-insert"), ratio, 1.0)],
+        goals: TASKS.iter().zip(lines.chunks(2)).map(goal).collect(),
         lines,
         notes: Vec::new(),
     })

@@ -11,7 +11,7 @@ use uuid::Uuid;
 use crate::harness::{Fallible, rate};
 use crate::pg::{Schema, execute, pool};
 
-/// The table of a check-then-insert library, with all its indexes.
+/// The table of a check-then-insert library, with its indexes.
 pub async fn rival_table(schema: &Schema, on: &PgPool) -> Fallible<()> {
     let s = &schema.name;
     execute(
@@ -19,12 +19,20 @@ pub async fn rival_table(schema: &Schema, on: &PgPool) -> Fallible<()> {
         format!(
             "create table {s}.processed_events (id uuid default gen_random_uuid() primary key, \
              event_id varchar(255) not null unique, processed_at timestamptz default now(), metadata jsonb); \
-             create unique index idx_processed_events_event_id on {s}.processed_events (event_id); \
              create index idx_processed_events_processed_at on {s}.processed_events (processed_at)"
         ),
     )
     .await
     .map(drop)
+}
+
+/// The same, but with a second unique index on the id beside that of the constraint: an easy mistake,
+/// and some such libraries make it.
+pub async fn doubled_table(schema: &Schema, on: &PgPool) -> Fallible<()> {
+    rival_table(schema, on).await?;
+    let s = &schema.name;
+    let sql = format!("create unique index idx_processed_events_event_id on {s}.processed_events (event_id)");
+    execute(on, sql).await.map(drop)
 }
 
 /// The smallest table with the same key: the target of the best hand-written statement.
@@ -200,6 +208,49 @@ impl PerEvent for InsertThenUpdate {
         }
         Ok(())
     }
+}
+
+/// Leases by hand, in batches: a multi-row insert of rows as leased, then a multi-row update of the
+/// same to done, each committed by itself, over two connections. Events per second.
+pub async fn lease_batches(on: &PgPool, schema: &Schema, batch: usize, ids: Vec<EventId>) -> Fallible<f64> {
+    let s = &schema.name;
+    let statements: [Arc<str>; 2] = [
+        format!(
+            "insert into {s}.bare (at, scope, state, id) select clock_timestamp(), 1, 'L', u \
+             from unnest($1::bytea[]) u on conflict do nothing"
+        )
+        .into(),
+        format!(
+            "update {s}.bare set state = 'D', at = clock_timestamp() \
+             where scope = 1 and id = any($1::bytea[]) and state = 'L'"
+        )
+        .into(),
+    ];
+    let (parts, next) = (Arc::new(ids), Arc::new(AtomicUsize::new(0)));
+    rate(parts.len(), async {
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..2 {
+            let (ids, next, statements, on) =
+                (Arc::clone(&parts), Arc::clone(&next), statements.clone(), on.clone());
+            tasks.spawn(async move {
+                let mut connection = on.acquire().await?;
+                while let Some(part) = ids.chunks(batch).nth(next.fetch_add(1, Ordering::Relaxed)) {
+                    let keys: Vec<_> = part.iter().map(EventId::key).collect();
+                    let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
+                    for sql in &statements {
+                        let query = sqlx::query(AssertSqlSafe(Arc::clone(sql))).bind(&keys);
+                        query.execute(&mut *connection).await?;
+                    }
+                }
+                Ok::<(), sqlx::Error>(())
+            });
+        }
+        while let Some(done) = tasks.join_next().await {
+            done??;
+        }
+        Ok(())
+    })
+    .await
 }
 
 /// The target table of a multi-row statement.

@@ -1,6 +1,7 @@
 //! Opens a pool from a URL, for everything that is stored in PostgreSQL.
 
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
 use sqlx::{ConnectOptions as _, Connection as _, PgConnection, PgPool};
@@ -13,8 +14,23 @@ const RETURN_WITHIN: Duration = Duration::from_secs(5);
 /// A connection that was idle for longer is asked before it is used.
 const IDLE_MAX: Duration = Duration::from_secs(30);
 
-/// What hapax needs of a pool: a connection that does not answer is closed in time, and its place is
-/// free again. sqlx by itself waits for it for ever, and a network that went silent would take one
+/// When a server was last found to take no writes.
+static LEFT: Mutex<Option<Instant>> = Mutex::new(None);
+
+/// A server takes no writes: no connection that is open now is used again, whichever server it leads to.
+/// Whoever opens a new one may reach the primary.
+pub(super) fn leave_servers() {
+    *LEFT.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+}
+
+/// Whether a connection of this age was open when a server was last found to take no writes.
+fn was_left(age: Duration) -> bool {
+    LEFT.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|at| at.elapsed() <= age)
+}
+
+/// What hapax needs of a pool: a connection that leads to a server that takes no writes (a fail-over
+/// reached a standby first) is not used again, and one that does not answer is closed in time, and its
+/// place is free again. sqlx by itself waits for it for ever, and a network that went silent would take one
 /// connection after the other out of the pool. (One that goes silent in the very moment in which it
 /// returns, between hapax's question and sqlx's, is still waited for until the network gives up.)
 ///
@@ -25,6 +41,9 @@ pub fn pool_options() -> PgPoolOptions {
         .test_before_acquire(false) // a broken connection is resolved like any other doubt
         .before_acquire(|connection, of| {
             Box::pin(async move {
+                if was_left(of.age) {
+                    return Ok(false);
+                }
                 if of.idle_for > IDLE_MAX {
                     answers(connection).await?;
                 }

@@ -1,6 +1,10 @@
 //! Classifies PostgreSQL errors by meaning, from the SQLSTATE and never from the text.
 
-use crate::error::{Error, Source};
+use super::connect::leave_servers;
+use crate::error::{Error, Result, Source};
+
+/// Why a server takes no writes.
+pub(super) const READ_ONLY: &str = "the database is read-only: a standby, or default_transaction_read_only";
 
 /// What a failed statement means for the claims in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,7 +23,10 @@ pub(super) enum Meaning {
     Doubt,
     /// The server rejected a row's data.
     Data,
-    /// The server refuses writes (read-only, privileges, disk).
+    /// The server takes no writes now: a standby that a fail-over has not promoted, or a primary that
+    /// was made read-only. Nothing was changed.
+    ReadOnly,
+    /// The server refuses writes (privileges, disk).
     Refused,
     /// Everything else.
     Other,
@@ -41,7 +48,8 @@ pub(super) fn meaning(error: &sqlx::Error) -> Meaning {
             "55P03" | "55006" => Meaning::Locked,
             // Without a constraint: there is no partition for the row.
             "23514" if error.constraint().is_none() => Meaning::NoWeek,
-            "25006" | "42501" | "53100" => Meaning::Refused,
+            "25006" => Meaning::ReadOnly,
+            "42501" | "53100" => Meaning::Refused,
             // The server ended a transaction that was idle, or open, for too long, because its
             // client stalled.
             "25P03" | "25P04" => Meaning::Doubt,
@@ -80,7 +88,7 @@ pub(super) fn may_concern_one_row(error: &sqlx::Error) -> bool {
         Meaning::Unique | Meaning::NoWeek | Meaning::Data => true,
         Meaning::Refused => code == "42501",
         Meaning::Other => missing(error).is_none() && matches!(code.get(..2), Some("0A" | "42" | "55")),
-        Meaning::Conflict | Meaning::Locked | Meaning::Doubt => false,
+        Meaning::Conflict | Meaning::Locked | Meaning::Doubt | Meaning::ReadOnly => false,
     }
 }
 
@@ -121,9 +129,9 @@ pub(in crate::backend) fn translate(what: &str, error: sqlx::Error) -> Error {
         Meaning::Conflict | Meaning::Unique | Meaning::Locked | Meaning::NoWeek => {
             Error::Contended { what: what.into(), source: source(error) }
         }
+        Meaning::ReadOnly => takes_no_writes(what, source(error)),
         Meaning::Refused => {
             let reason = match code.as_str() {
-                "25006" => "the database is read-only: a standby, or default_transaction_read_only",
                 "42501" => {
                     "this role lacks the privilege; the owner of the schema makes it, and `hapax ledger grants` and `hapax modules \
                      grants` print what another role needs"
@@ -141,6 +149,23 @@ pub(in crate::backend) fn translate(what: &str, error: sqlx::Error) -> Error {
             source: source(error),
         },
         Meaning::Doubt | Meaning::Other => Error::Unavailable { what: what.into(), source: source(error) },
+    }
+}
+
+/// The error of a server that is in use and takes no writes. It passes: during a fail-over an address
+/// may lead to a standby for a while. Connections to that server would outlast the fail-over, so none
+/// that is open now is used again.
+pub(super) fn takes_no_writes(what: &str, source: Option<Source>) -> Error {
+    leave_servers();
+    Error::Unavailable { what: format!("{READ_ONLY} ({what})"), source }
+}
+
+/// Refuses a server that takes no writes, by what it says of `transaction_read_only`: nothing can be
+/// opened there.
+pub(super) fn refuse_read_only(read_only: &str) -> Result<()> {
+    match read_only {
+        "on" => Err(Error::Refused { what: READ_ONLY.into(), source: None }),
+        _ => Ok(()),
     }
 }
 

@@ -223,15 +223,15 @@ impl PgLedger {
             clean: AtomicU32::new(0),
             settings,
         };
+        if inner.settings.refuse {
+            verify::enforce(verify::check(&inner).await?)?; // before anything is written
+        }
         if let Some(owner) = &inner.settings.ledger.owner {
             let sql = format!("select {}.owner_number($1)", inner.settings.schema);
             let query = || sqlx::query_as(AssertSqlSafe(sql.clone())).bind(owner.as_str());
             let (number,) =
                 Executor::new(&inner.database).run_one("registering the owner's name", query).await?;
             inner.owner = number;
-        }
-        if inner.settings.refuse {
-            verify::enforce(verify::check(&inner).await?)?;
         }
         Ok(PgLedger(Arc::new(inner)))
     }

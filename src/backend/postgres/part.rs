@@ -6,6 +6,7 @@ use sqlx::{AssertSqlSafe, Executor as _, PgPool};
 use super::PgTx;
 use super::codes::from_row;
 use super::database::{BEGIN, Decoded, begin};
+use super::error::refuse_read_only;
 use super::schema::{LOCK_TIMEOUT, check_name};
 use crate::backend::Migrate;
 use crate::error::{Error, Result};
@@ -80,6 +81,10 @@ impl Part {
             _ if migrate == Migrate::Auto => {}
             found => return Err(self.must_be_made(found.as_ref(), schema)),
         }
+        let read_only = "select current_setting('transaction_read_only')";
+        let read_only: String =
+            sqlx::query_scalar(read_only).persistent(false).fetch_one(&mut *tx).await.map_err(fail)?;
+        refuse_read_only(&read_only)?;
         lock(&mut tx, schema).await.map_err(fail)?;
         let from = match self.found(&mut tx, schema).await? {
             Some(found) if found.version >= self.version => return self.must_accept_us(&found, schema),

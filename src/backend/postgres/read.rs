@@ -8,7 +8,7 @@ use super::Inner;
 use super::codes::{
     ALONE, HELD, SUSPECT, TRACKED, UNORDERED, count, current_state, from_row, tenant, tenant_text,
 };
-use super::error::translate;
+use super::error::{takes_no_writes, translate};
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::event::{Fingerprint, Headers, Origin, Record};
@@ -258,16 +258,11 @@ pub(super) async fn probe(inner: &Inner) -> Result<()> {
         "select pg_catalog.current_setting('transaction_read_only'::text) from (select {s}.ledger_now() offset 0) as clock"
     );
     let query = sqlx::query_as::<_, (String,)>(AssertSqlSafe(sql));
-    must_take_writes(&inner.fetch_one("asking whether the ledger takes writes", query).await?.0)
-}
-
-/// What `transaction_read_only` says about a server.
-pub(super) fn must_take_writes(read_only: &str) -> Result<()> {
-    if read_only != "on" {
-        return Ok(());
+    let what = "asking whether the ledger takes writes";
+    match &*inner.fetch_one(what, query).await?.0 {
+        "on" => Err(takes_no_writes(what, None)),
+        _ => Ok(()),
     }
-    let what = "the database is read-only: a standby, or default_transaction_read_only".into();
-    Err(Error::Refused { what, source: None })
 }
 
 pub(super) async fn get(inner: &Inner, identity: &Identity, time: Option<Time>) -> Result<Option<Entry>> {

@@ -80,7 +80,58 @@ from_row! {
     /// What a server says of itself.
     struct Server {
         fsync: String, full_page_writes: String, synchronous_commit: String, number: i32,
-        version: String, read_only: bool, async_standbys: i64,
+        version: String, read_only: bool, standby_names: String, sync_standbys: i64, async_standbys: i64,
+        hidden_standbys: i64,
+    }
+}
+
+impl Server {
+    /// Whether a fail-over is meant to lose nothing.
+    fn waits_for_standbys(&self) -> bool {
+        !self.standby_names.trim().is_empty()
+    }
+
+    /// What an acknowledged commit survives.
+    fn commits(&self) -> (Level, String) {
+        match self.synchronous_commit.as_str() {
+            "off" => (
+                Level::Refusal,
+                "synchronous_commit is off: an acknowledged claim could be lost after its offset was committed"
+                    .into(),
+            ),
+            "local" if self.waits_for_standbys() => (
+                Level::Refusal,
+                "synchronous_commit is local: a fail-over to a synchronous standby (synchronous_standby_names) \
+                 could forget acknowledged claims, because commits do not wait for it"
+                    .into(),
+            ),
+            "remote_write" if self.waits_for_standbys() => (
+                Level::Warning,
+                "synchronous_commit is remote_write: a standby acknowledges what its disk does not have yet, so \
+                 a crash of both machines could forget claims"
+                    .into(),
+            ),
+            commit => (Level::Fine, format!("synchronous_commit is {commit}")),
+        }
+    }
+
+    /// What a fail-over to a standby could forget.
+    fn standbys(&self) -> (Level, String) {
+        let lagging = counted(self.async_standbys as u64, "asynchronous standby", "asynchronous standbys");
+        if self.waits_for_standbys() && self.sync_standbys > 0 {
+            let sync = counted(self.sync_standbys as u64, "synchronous standby", "synchronous standbys");
+            return (Level::Fine, format!("{sync}, {lagging}: fail over to a synchronous one only"));
+        }
+        if self.waits_for_standbys() && self.hidden_standbys == 0 {
+            return (
+                Level::Warning,
+                "synchronous_standby_names is set and no synchronous standby is attached: commits wait until one is".into(),
+            );
+        }
+        if self.async_standbys > 0 {
+            return (Level::Warning, format!("{lagging}: a failover to one may forget the latest claims"));
+        }
+        (Level::Fine, "no asynchronous standby is attached (or this role may not see them)".into())
     }
 }
 
@@ -91,9 +142,12 @@ pub(super) async fn check_server(connection: &mut PgConnection, pooled: bool) ->
          current_setting('synchronous_commit') as synchronous_commit, \
          current_setting('server_version_num')::int as number, current_setting('server_version') as version, \
          current_setting('transaction_read_only') = 'on' or pg_is_in_recovery() as read_only, \
-         (select count(*) from pg_stat_replication r where sync_state = 'async' and not exists (\
-         select from pg_replication_slots s where s.active_pid = r.pid and s.slot_type = 'logical')) \
-         as async_standbys",
+         current_setting('synchronous_standby_names') as standby_names, standby.* from (select \
+         count(*) filter (where sync_state in ('sync', 'quorum')) as sync_standbys, \
+         count(*) filter (where sync_state = 'async') as async_standbys, \
+         count(*) filter (where sync_state is null) as hidden_standbys \
+         from pg_stat_replication r where not exists (\
+         select from pg_replication_slots s where s.active_pid = r.pid and s.slot_type = 'logical')) as standby",
     )
     .persistent(false)
     .fetch_one(connection)
@@ -101,7 +155,7 @@ pub(super) async fn check_server(connection: &mut PgConnection, pooled: bool) ->
     .map_err(|e| translate(WHAT, e))?;
     let mut findings = Vec::new();
     let mut find = |level, check, message: String| findings.push(Finding { level, check, message });
-    for (check, value) in [("fsync", server.fsync), ("full_page_writes", server.full_page_writes)] {
+    for (check, value) in [("fsync", &server.fsync), ("full_page_writes", &server.full_page_writes)] {
         match value.as_str() {
             "on" => find(Level::Fine, check, format!("{check} is on")),
             _ => find(
@@ -111,15 +165,10 @@ pub(super) async fn check_server(connection: &mut PgConnection, pooled: bool) ->
             ),
         }
     }
-    match server.synchronous_commit.as_str() {
-        "off" => find(
-            Level::Refusal,
-            "synchronous_commit",
-            "synchronous_commit is off: an acknowledged claim could be lost after its offset was committed"
-                .into(),
-        ),
-        commit => find(Level::Fine, "synchronous_commit", format!("synchronous_commit is {commit}")),
-    }
+    let (level, message) = server.commits();
+    find(level, "synchronous_commit", message);
+    let (level, message) = server.standbys();
+    find(level, "standbys", message);
     let version = server.version;
     if server.number < OLDEST {
         find(
@@ -138,23 +187,6 @@ pub(super) async fn check_server(connection: &mut PgConnection, pooled: bool) ->
         );
     } else {
         find(Level::Fine, "writable", "the database takes writes".into());
-    }
-    let standbys = server.async_standbys;
-    if standbys > 0 {
-        find(
-            Level::Warning,
-            "standbys",
-            format!(
-                "{}: a failover to one may forget the latest claims",
-                counted(standbys as u64, "asynchronous standby", "asynchronous standbys")
-            ),
-        );
-    } else {
-        find(
-            Level::Fine,
-            "standbys",
-            "no asynchronous standby is attached (or this role may not see them)".into(),
-        );
     }
     if pooled {
         find(

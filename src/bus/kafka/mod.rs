@@ -443,6 +443,7 @@ impl Bus for KafkaBus {
             compacted: policy.split(',').any(|word| word.trim() == "compact"),
             replication: Some(replication),
             min_insync: value("min.insync.replicas").and_then(|n| n.parse().ok()),
+            unclean_election: value("unclean.leader.election.enable") == Some("true"),
         }))
     }
 

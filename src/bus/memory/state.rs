@@ -101,6 +101,7 @@ impl State {
             compacted: false,
             replication: None,
             min_insync: None,
+            unclean_election: false,
         })
     }
 

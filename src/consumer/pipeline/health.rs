@@ -74,12 +74,12 @@ impl LedgerHealth {
     }
 }
 
-/// Asks the ledger, after a short pause, whether it is available. Returns an error that is not
+/// Asks the ledger, after a short pause, whether it takes claims. Returns an error that is not
 /// retryable.
 async fn probe(ledger: Arc<dyn Ledger>, epoch: bool) -> Result<Probed> {
     let ask = async {
         let epoch = if epoch { Some(ledger.epoch().await?) } else { None };
-        ledger.now().await?;
+        ledger.probe().await?; // a standby that a fail-over reached first tells the time, and claims nothing
         Ok::<_, Error>(Probed { back: true, epoch })
     };
     tokio::time::sleep(Duration::from_millis(200)).await;

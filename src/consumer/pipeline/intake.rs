@@ -148,6 +148,11 @@ impl Pipeline {
     /// Queues a delivery before those of its key that wait for it.
     fn put_in_order(&mut self, queued: Queued) {
         let strict = self.context.settings.is_strict();
-        self.queues.push_before(queued.key.clone(), queued, |item, other| item.precedes(other, strict));
+        let key = queued.key.clone();
+        if queued.may_precede(strict) {
+            self.queues.push_before(key, queued, |item, other| item.precedes(other, strict));
+        } else {
+            self.queues.push(key, queued);
+        }
     }
 }

@@ -407,7 +407,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
 
     fn claim(&self, arrival: &Arrival) -> Result<Claim, String> {
         let mut delivery = arrival.delivery();
-        delivery.metadata = arrival.metadata(&self.context.group, None);
+        delivery.metadata = arrival.metadata(self.context.group_apart(), None);
         let mut claim = self.context.core.prepare(delivery, Mode::Done).map_err(|error| error.to_string())?;
         claim.hold = self.context.holds(arrival);
         Ok(claim)

@@ -79,7 +79,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
     }
 
     async fn settle(&self, tx: &mut L::Transaction, lease: &Lease, arrival: &Arrival) -> Result<Settled> {
-        let verdict = Verdict::Done { metadata: arrival.metadata(&self.context.group, None) };
+        let verdict = Verdict::Done { metadata: arrival.metadata(self.context.group_apart(), None) };
         let mut answers = self.ledger.settle_in(tx, &[lease.settling(verdict)]).await?;
         answers.pop().unwrap_or_else(|| Err(Error::Corrupt("a settling without an answer".into())))
     }

@@ -25,6 +25,7 @@ use tokio::sync::Mutex;
 
 use super::{Inner, anchor};
 use crate::backend::postgres::codes::{count, from_row, tenant, tenant_text};
+use crate::backend::postgres::error::takes_no_writes;
 use crate::clock::Time;
 use crate::crash_point::mutant;
 use crate::error::{Error, Result};
@@ -409,8 +410,11 @@ pub(super) async fn probe(inner: &Inner) -> Result<()> {
         inner.settings.schema
     );
     let query = sqlx::query_as::<_, (String,)>(AssertSqlSafe(sql)).persistent(false);
-    let said = inner.fetch_first("asking whether the journal takes writes", query).await?;
-    crate::backend::postgres::read::must_take_writes(said.as_ref().map_or("on", |(said,)| said))
+    let what = "asking whether the journal takes writes";
+    match inner.fetch_first(what, query).await? {
+        Some((read_only,)) if read_only != "on" => Ok(()),
+        _ => Err(takes_no_writes(what, None)),
+    }
 }
 
 #[cfg(test)]

@@ -65,6 +65,7 @@ pub(super) fn info(conn: &Connection, topic: &Topic) -> Result<Option<TopicInfo>
                     compacted: false,
                     replication: None,
                     min_insync: None,
+                    unclean_election: false,
                 })
             };
             statement.query_row([topic.as_str()], read).optional()
