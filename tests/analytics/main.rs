@@ -11,6 +11,7 @@ mod debezium;
 #[cfg(feature = "clickhouse")]
 mod engine;
 mod feed;
+mod growing;
 mod mutants;
 #[cfg(feature = "clickhouse")]
 mod on_clickhouse;
