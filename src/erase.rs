@@ -165,6 +165,12 @@ pub(crate) fn name(tenant: Uuid, aggregate: &str) -> Option<Name> {
     Some(Name { tenant, module, id })
 }
 
+/// The tenant of records that a database stores as a text; `None`: one that has no records.
+pub(crate) fn tenant_of(text: &str) -> Option<Uuid> {
+    let tenant = if text.is_empty() { None } else { Some(Tenant::new(text).ok()?) };
+    crate::records::tenant_id(tenant.as_ref()).ok()
+}
+
 /// The headers of an erased event.
 pub(crate) fn headers() -> Headers {
     std::iter::once((HEADER, Bytes::from_static(b"true"))).collect()

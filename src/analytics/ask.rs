@@ -15,8 +15,9 @@ use crate::records::{Listed, ModuleSlug, tenant_id};
 
 /// How long a question waits for a write by default.
 const WAIT_DEFAULT: Duration = Duration::from_secs(5);
-/// How long between two looks for it.
+/// How long between two looks for it, at first and at last.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const LOOK_AGAIN_MAX: Duration = Duration::from_millis(500);
 /// How long an answer waits for a model that has taken the place of the one it began with.
 const CAUGHT_UP: Duration = Duration::from_secs(10);
 
@@ -183,7 +184,7 @@ impl RecordsQuery {
             return Err(Error::invalid("token", message));
         }
         let (model, tenant) = (&*self.of.model, self.of.tenant);
-        let end = tokio::time::Instant::now() + self.wait;
+        let (end, mut looks) = (tokio::time::Instant::now() + self.wait, 0);
         loop {
             let version = model.version(tenant, &token.module, token.id).await?;
             if token.is_shown_by(version) {
@@ -199,9 +200,16 @@ impl RecordsQuery {
                     actual: format!("a read model in which the record is {at}, last synced {synced}"),
                 });
             }
-            tokio::time::sleep(LOOK_AGAIN).await;
+            // At the end once more: it may become visible in the last pause.
+            tokio::time::sleep_until(end.min(tokio::time::Instant::now() + look_again(looks))).await;
+            looks += 1;
         }
     }
+}
+
+/// The pause before the next look. Most writes are visible soon; whoever waits for long must not ask all the time.
+fn look_again(looks: u32) -> Duration {
+    (LOOK_AGAIN * 2_u32.saturating_pow(looks.min(10))).min(LOOK_AGAIN_MAX)
 }
 
 /// Pages of one answer. Each page reads the records as they are by then. All of them have the same limit of
@@ -258,4 +266,24 @@ impl RecordsPages {
 
 fn replaced(problem: &str) -> Error {
     Error::Unavailable { what: format!("the read model: {problem}"), source: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A write that is visible soon is found soon; whoever waits for half a minute asks some sixty times.
+    #[test]
+    fn who_waits_for_long_asks_seldom() {
+        let pauses = (0..).map(look_again).scan(Duration::ZERO, |waited, pause| {
+            *waited += pause;
+            (*waited < Duration::from_secs(30)).then_some(pause)
+        });
+        let pauses: Vec<Duration> = pauses.collect();
+        assert_eq!(pauses[0], LOOK_AGAIN);
+        assert!(
+            pauses.is_sorted() && pauses.last() == Some(&LOOK_AGAIN_MAX) && pauses.len() < 70,
+            "{pauses:?}"
+        );
+    }
 }

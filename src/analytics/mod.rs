@@ -125,6 +125,17 @@ impl Block {
         self.offsets = Some(start.min(end)..before.max(end));
     }
 
+    /// Refuses changes of another generation of the source; `None` takes any.
+    pub(crate) fn must_be_of(&self, generation: Option<u16>) -> Result<()> {
+        let Some(generation) = generation else { return Ok(()) };
+        match self.changes.iter().map(|change| change.version.generation()).find(|of| *of != generation) {
+            Some(other) => Err(crate::Error::Schema(format!(
+                "the read model takes rows of generation {generation}, and a change is of generation {other}; nothing was changed"
+            ))),
+            None => Ok(()),
+        }
+    }
+
     /// The offset after what it covers.
     pub(crate) fn end(&self) -> Option<i64> {
         self.offsets.as_ref().map(|offsets| offsets.end)
@@ -205,9 +216,12 @@ pub type Pieces<'p> = &'p mut (dyn FnMut(&[u8]) -> std::io::Result<()> + Send);
 ///     tenant and module are ordered by the bytes of their ids. A page is empty only if nothing follows.
 /// 13. `erase` leaves no content of the subject's deleted records and rejected changes, nothing of others is
 ///     touched, and the versions of deletions stay. Repeating it changes nothing. A model that cannot erase
-///     says `Unsupported`.
+///     says `Unsupported`. A second model that is being filled is among what is erased, but what its feed has on
+///     its way is not: look again once nothing is [unfinished](ReadModel::unfinished).
 /// 14. A [second model](ReadModel::second) takes the place of the first in one step. Until then questions are
 ///     answered by the first, and afterwards by the second, whose id is another.
+/// 15. A model that is made for a generation of the source says so, keeps it, and takes no change of another:
+///     what its source has undone would stay in it.
 #[async_trait]
 pub trait ReadModel: Send + Sync + 'static {
     /// Applies blocks, each of another partition.

@@ -17,15 +17,17 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::{
-    Feed, FeedHandle, FeedProgress, FeedSettings, ReadModel, Uuid, Verified, VerifySettings, earliest, verify,
+    Feed, FeedHandle, FeedProgress, FeedSettings, PartitionSync, ReadModel, RejectedEntry, Uuid, Verified,
+    VerifySettings, earliest, verify,
 };
-use crate::bus::Bus;
+use crate::bus::{Bus, Partition};
 use crate::error::{Error, Result};
+use crate::event::Origin;
 use crate::records::Snapshot;
 
 /// How long between two looks.
 const PAUSE: Duration = Duration::from_millis(200);
-/// How many rejected changes are read at once.
+/// How many rejected changes are read at once, at first.
 const REJECTED: usize = 1000;
 
 /// A second model that is filled.
@@ -185,7 +187,7 @@ impl Build<'_> {
         let model = self.second.model();
         self.until_pulses(&*model).await?;
         crate::crash_point!("analytics.rebuild.filled");
-        let rejected = model.rejected(REJECTED).await?;
+        let before = model.partitions().await?;
         say("comparing it with the records");
         let settings = VerifySettings { generation, wait: self.wait, ..VerifySettings::default() };
         let verified = verify(&*model, records, &settings).await?;
@@ -194,11 +196,7 @@ impl Build<'_> {
             return Ok(verified);
         }
         // What could not be read before was not missing after all: every record is as it should be.
-        for entry in rejected {
-            let origin = &entry.rejected.origin;
-            let partition = crate::bus::Partition { topic: origin.topic.clone(), number: origin.partition };
-            model.drop_rejected(&partition, origin.offset).await?;
-        }
+        drop_rejected_before(&*model, &before, REJECTED).await?;
         crate::crash_point!("analytics.rebuild.verified");
         self.until_as_far(&*model).await?;
         say("replacing the first read model with it");
@@ -255,5 +253,61 @@ impl Build<'_> {
             }
             tokio::time::sleep(PAUSE).await;
         }
+    }
+}
+
+/// Drops what was rejected before these places, however much it is; what was rejected later stays.
+async fn drop_rejected_before(model: &dyn ReadModel, places: &[PartitionSync], page: usize) -> Result<()> {
+    let mut limit = page;
+    loop {
+        let rejected = model.rejected(limit).await?;
+        let (is_all, mut dropped) = (rejected.len() < limit, 0);
+        for RejectedEntry { rejected, .. } in rejected {
+            let Origin { topic, partition: number, offset } = rejected.origin;
+            let partition = Partition { topic, number };
+            let place =
+                places.iter().find(|place| place.partition == partition).and_then(|place| place.offset);
+            if place.is_some_and(|place| offset < place) {
+                model.drop_rejected(&partition, offset).await?;
+                dropped += 1;
+            }
+        }
+        match (is_all, dropped) {
+            (true, _) => return Ok(()),
+            // All of the page stays. What is to be dropped may follow it.
+            (false, 0) => limit = limit.saturating_mul(2),
+            (false, _) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analytics::{Block, MemoryReadModel, Rejected};
+    use crate::id::Topic;
+
+    /// More than a page was rejected before the comparison, and more than a page after it, in the partition that comes
+    /// first.
+    #[tokio::test]
+    async fn t436_however_much_was_rejected_before_a_comparison_is_dropped_and_nothing_else() {
+        let (model, topic) = (MemoryReadModel::default(), Topic::new("records").unwrap());
+        let mut places = Vec::new();
+        for number in 0..2 {
+            let partition = Partition { topic: topic.clone(), number };
+            let mut block = Block::new(partition.clone(), 2, 0..50);
+            let rejected = |offset| {
+                let origin = Origin::new(topic.clone(), number, offset);
+                (Rejected { tenant: None, origin, reason: "it is broken".into(), payload: Vec::new() }, None)
+            };
+            block.rejected = (0..50).map(rejected).collect();
+            model.apply(&[block]).await.unwrap();
+            places.push(PartitionSync::new(partition, Some(if number == 0 { 10 } else { 50 }), None));
+        }
+        drop_rejected_before(&model, &places, 7).await.unwrap();
+        let left: Vec<_> =
+            model.rejected(1000).await.unwrap().into_iter().map(|of| of.rejected.origin).collect();
+        let expected: Vec<_> = (10..50).map(|offset| Origin::new(topic.clone(), 0, offset)).collect();
+        assert_eq!(left, expected);
     }
 }

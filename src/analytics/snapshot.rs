@@ -3,9 +3,12 @@
 //! The oldest offset of each partition is read first. Whatever was removed below it was written before
 //! the records are read, so they have it; whatever comes later is read from the topic. A change that is
 //! in both is the same version twice.
+//!
+//! Deletions are copied too. What was deleted long ago is in no topic any more, but a relay that is rewound
+//! publishes its creation and its deletion again, and answers between the two would show it.
 
-use super::{Block, Change, FeedSettings, ReadModel};
-use crate::bus::Bus;
+use super::{Block, Change, FeedSettings, ReadModel, Version};
+use crate::bus::{Bus, Partition};
 use crate::error::Result;
 use crate::event::Origin;
 use crate::records::{Scan, Snapshot};
@@ -45,10 +48,35 @@ pub(super) async fn take(
         block.changes = changes.collect::<Result<_>>()?;
         model.apply(&[block]).await?;
     }
+    bury(model, source, settings, oldest.first().map(|(partition, _)| partition), partitions).await?;
     let blocks = oldest.into_iter().map(|(partition, oldest)| Block::new(partition, partitions, 0..oldest));
     model.apply(&blocks.collect::<Vec<_>>()).await?;
     if count > 0 {
         tracing::info!(target: "hapax::analytics", records = count, "the read model starts from a snapshot of the records");
     }
     Ok(())
+}
+
+/// Gives the model the deletions of records that are not there.
+async fn bury(
+    model: &dyn ReadModel,
+    source: &dyn Snapshot,
+    settings: &FeedSettings,
+    partition: Option<&Partition>,
+    partitions: i32,
+) -> Result<()> {
+    let (Some(partition), now) = (partition, source.now().await?) else { return Ok(()) };
+    let mut after = None;
+    loop {
+        let page = source.gone(after.as_ref(), PAGE).await?;
+        let Some((last, _)) = page.last() else { return Ok(()) };
+        after = Some(last.clone());
+        let deletion = |(name, seq)| {
+            let version = Version::new(settings.generation, seq)?;
+            Ok(Change::deletion(name, version, now, settings.topic.clone()))
+        };
+        let mut block = Block::aside(partition.clone(), partitions);
+        block.changes = page.into_iter().map(deletion).collect::<Result<_>>()?;
+        model.apply(&[block]).await?;
+    }
 }

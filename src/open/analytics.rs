@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::secret::hide_password;
 
 /// What is made if it is missing.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub(super) enum Make {
     Nothing,
     /// A model of any generation.
@@ -18,7 +18,10 @@ pub(super) enum Make {
 
 pub(super) fn read_model(url: &str, make: Make) -> Result<Arc<dyn ReadModel>> {
     match url.split_once(':') {
-        Some(("memory", "")) => Ok(Arc::new(MemoryReadModel::default())),
+        Some(("memory", "")) => Ok(Arc::new(match make {
+            Make::For(generation) => MemoryReadModel::default().for_generation(generation),
+            Make::Nothing | Make::Any => MemoryReadModel::default(),
+        })),
         Some(("sqlite", path)) => {
             let path = path.strip_prefix("//").unwrap_or(path);
             if path.is_empty() {
@@ -37,10 +40,10 @@ pub(super) fn read_model(url: &str, make: Make) -> Result<Arc<dyn ReadModel>> {
 #[cfg(feature = "sqlite")]
 fn open_sqlite(path: &str, make: Make) -> Result<Arc<dyn ReadModel>> {
     use crate::backend::sqlite::SqliteReadModel;
-    Ok(Arc::new(if make == Make::Nothing {
-        SqliteReadModel::open_existing(path)?
-    } else {
-        SqliteReadModel::open(path)?
+    Ok(Arc::new(match make {
+        Make::Nothing => SqliteReadModel::open_existing(path)?,
+        Make::Any => SqliteReadModel::open(path)?,
+        Make::For(generation) => SqliteReadModel::open_for(path, generation)?,
     }))
 }
 

@@ -265,6 +265,11 @@ pub trait Snapshot: Send + Sync {
     /// The next records of a scan. Empty: there are no more.
     async fn snapshot(&self, scan: &Scan) -> Result<Vec<OfTenant>>;
 
+    /// The next records that were deleted and are not there, each with the seq of its deletion, after a name in
+    /// some order of its own. Empty: there are no more. Old changes of them may be published again, and a model that
+    /// knows nothing of the deletion would show them.
+    async fn gone(&self, after: Option<&Name>, limit: usize) -> Result<Vec<(Name, u64)>>;
+
     /// The time by the clock of their journal, which pulses have too.
     async fn now(&self) -> Result<Time>;
 }

@@ -18,7 +18,7 @@ use crate::support::wait::until;
 const TENANT: u128 = 0x2222;
 const OTHER: u128 = 0x3333;
 
-fn topic() -> Topic {
+pub fn topic() -> Topic {
     Topic::new("cdc").unwrap()
 }
 
@@ -69,22 +69,22 @@ impl TopicAndModel {
     }
 }
 
-fn row(tenant: u128, id: u128, seq: u64) -> Value {
+pub fn row(tenant: u128, id: u128, seq: u64) -> Value {
     let at = "2026-03-04T12:00:00.123456Z";
     json!({"id": Uuid::from_u128(id).to_string(), "tenant_id": Uuid::from_u128(tenant).to_string(), "payload": "{\"n\": 1}",
         "seq": seq, "created_at": at, "updated_at": at})
 }
 
 #[allow(clippy::needless_pass_by_value)] // the callers make them in place
-fn message(op: &str, before: Value, after: Value) -> Value {
+pub fn message(op: &str, before: Value, after: Value) -> Value {
     json!({"op": op, "before": before, "after": after, "source": {"schema": "module_orders", "table": "records"}})
 }
 
-fn at(second: u32) -> String {
+pub fn at(second: u32) -> String {
     format!("2026-03-04T12:00:{second:02}Z")
 }
 
-fn pulse(last: Option<u32>, second: u32) -> Value {
+pub fn pulse(last: Option<u32>, second: u32) -> Value {
     let row = |second| json!({"partitions": 1, "n": 0, "at": at(second)});
     let op = if last.is_some() { "u" } else { "c" };
     json!({"op": op, "before": last.map(row), "after": row(second), "source": {"schema": "hapax", "table": "record_pulse"}})
@@ -168,7 +168,7 @@ async fn t53_a_gap_between_two_pulses_holds_everybody_back() {
 }
 
 /// A pulse as a snapshot reads it.
-fn snapshot_pulse(second: u32) -> Value {
+pub fn snapshot_pulse(second: u32) -> Value {
     let mut pulse = pulse(None, second);
     pulse["op"] = "r".into();
     pulse
@@ -180,8 +180,9 @@ async fn outcome_of(world: &TopicAndModel, pulses: &[Value]) -> (Option<Time>, V
     for pulse in pulses {
         world.publish(pulse).await;
     }
-    world.publish(&message("c", Value::Null, row(OTHER, 99, 1))).await;
-    until("all is read", async || world.seq(OTHER, 99).await.is_some()).await;
+    let seq = world.seq(OTHER, 99).await.unwrap_or(0) + 1;
+    world.publish(&message("u", Value::Null, row(OTHER, 99, seq))).await;
+    until("all is read", async || world.seq(OTHER, 99).await == Some(seq)).await;
     handle.stop();
     running.await.unwrap().unwrap();
     let rejected = world.model.rejected(10).await.unwrap();
@@ -227,6 +228,45 @@ async fn t328_a_past_that_was_put_back_is_noticed() {
     let (synced, reasons) = outcome_of(&world, &[pulse(None, 10), pulse(Some(8), 30)]).await;
     assert_eq!(synced, Some(Time::parse(&at(10)).unwrap()));
     assert!(reasons.len() == 1 && reasons[0].contains("changes before it are missing"), "{reasons:?}");
+}
+
+/// The slot was made anew, and somebody emptied the table of pulses with it: the next pulse names none before it.
+#[tokio::test]
+async fn t431_an_emptied_table_of_pulses_hides_no_gap() {
+    let world = TopicAndModel::new().await;
+    let (synced, reasons) = outcome_of(&world, &[pulse(None, 1), pulse(Some(1), 2), pulse(None, 9)]).await;
+    assert_eq!(synced, Some(Time::parse(&at(2)).unwrap()), "{reasons:?}");
+    assert!(reasons.len() == 1 && reasons[0].contains("the table of pulses was emptied"), "{reasons:?}");
+    // A feed that is started later knows of the pulse from the model.
+    let world = TopicAndModel::new().await;
+    let (synced, reasons) = outcome_of(&world, &[pulse(None, 1), pulse(Some(1), 2)]).await;
+    assert_eq!((synced, reasons), (Some(Time::parse(&at(2)).unwrap()), vec![]));
+    let (synced, reasons) = outcome_of(&world, &[pulse(None, 9), pulse(Some(9), 10)]).await;
+    assert_eq!((synced, reasons.len()), (Some(Time::parse(&at(2)).unwrap()), 1), "{reasons:?}");
+}
+
+/// Until a pulse was streamed, each start reads the topic from its beginning. What was dropped stays dropped, and
+/// the model's place never goes back.
+#[tokio::test]
+async fn t435_what_was_dropped_does_not_come_back_with_a_restart() {
+    let world = TopicAndModel::new().await;
+    world.publish(&snapshot_pulse(5)).await;
+    let mut broken = message("r", Value::Null, row(TENANT, 1, 1));
+    broken["after"].as_object_mut().unwrap().remove("seq");
+    world.publish(&broken).await;
+    let (_, reasons) = outcome_of(&world, &[]).await;
+    assert_eq!(reasons.len(), 1, "{reasons:?}");
+    let place = world.model.partitions().await.unwrap().remove(0);
+    assert!(world.model.drop_rejected(&place.partition, 1).await.unwrap());
+
+    let (handle, running) = world.feed();
+    until("it is read again", async || handle.progress().changes > 0).await;
+    handle.stop();
+    running.await.unwrap().unwrap();
+    assert!(world.model.rejected(9).await.unwrap().is_empty(), "it was given up");
+    assert_eq!(world.model.partitions().await.unwrap().remove(0).offset, place.offset);
+    let (synced, reasons) = outcome_of(&world, &[pulse(Some(5), 6)]).await;
+    assert_eq!((synced, reasons), (Some(Time::parse(&at(6)).unwrap()), vec![]));
 }
 
 /// Another topic of the same database has more partitions: its pulses are here too, and say nothing of this one.

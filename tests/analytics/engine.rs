@@ -86,6 +86,10 @@ impl ReadModelHarness for Database {
     async fn open(&self) -> ClickHouseReadModel {
         self.model()
     }
+
+    async fn open_for(&self, generation: u16) -> ClickHouseReadModel {
+        ClickHouseReadModel::open_for(&self.url(), generation).expect("a sound URL")
+    }
 }
 
 /// An engine of a test's own, to be killed.

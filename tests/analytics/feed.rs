@@ -14,8 +14,8 @@ use hapax::bus::{Bus, EmbeddedBus, MemoryBus, Partition, TopicSettings};
 use hapax::clock::{Clock as _, SystemClock};
 use hapax::journal::{Checkpoint, Journal, JournalSettings, Position, RelayStore as _};
 use hapax::records::{
-    Create, Delete, List, ModuleSlug, Modules as _, OfTenant, Payload, Record, Records as _, Scan, Snapshot,
-    Update,
+    Create, Delete, List, ModuleSlug, Modules as _, Name, OfTenant, Payload, Record, Records as _, Scan,
+    Snapshot, Update,
 };
 use hapax::relay::{Relay, RelayHandle};
 use hapax::{Error, RelayName, Tenant, Time, Topic};
@@ -46,7 +46,7 @@ fn payload(json: &str) -> Payload {
 pub struct Source {
     dir: tempfile::TempDir,
     journal: SqliteJournal,
-    records: SqliteRecords,
+    pub records: SqliteRecords,
     pub bus: Arc<dyn Bus>,
 }
 
@@ -374,6 +374,9 @@ impl Snapshot for Changing {
             self.source.create(None, r#"{"late":1}"#).await;
         }
         Ok(page)
+    }
+    async fn gone(&self, after: Option<&Name>, limit: usize) -> hapax::Result<Vec<(Name, u64)>> {
+        self.source.records.gone(after, limit).await
     }
     async fn now(&self) -> hapax::Result<Time> {
         self.source.records.now().await

@@ -11,18 +11,22 @@ mod debezium;
 #[cfg(feature = "clickhouse")]
 mod engine;
 mod feed;
+mod growing;
 mod mutants;
 #[cfg(feature = "clickhouse")]
 mod on_clickhouse;
 mod pausing;
 #[cfg(feature = "clickhouse")]
 mod rebuild;
+mod republish;
 mod stale;
 #[path = "../support/mod.rs"]
 mod support;
 mod verify;
 #[cfg(feature = "clickhouse")]
 mod verify_clickhouse;
+#[cfg(feature = "clickhouse")]
+mod view;
 
 use async_trait::async_trait;
 use hapax::backend::sqlite::SqliteReadModel;
@@ -48,5 +52,9 @@ impl ReadModelHarness for SqliteReadModelHarness {
 
     async fn open(&self) -> SqliteReadModel {
         SqliteReadModel::open(self.0.path().join("reads.db")).expect("the file opens")
+    }
+
+    async fn open_for(&self, generation: u16) -> SqliteReadModel {
+        SqliteReadModel::open_for(self.0.path().join("reads.db"), generation).expect("the file opens")
     }
 }

@@ -63,6 +63,11 @@ caught!(
 caught!(forgetful_pages_are_caught, ReadModelMutant::PageForgets, [questions::m6_rows_are_ordered_and_paged]);
 caught!(an_id_that_changes_is_caught, ReadModelMutant::IdMadeAnew, [versions::m11_the_id_stays]);
 caught!(
+    a_forgotten_generation_is_caught,
+    ReadModelMutant::GenerationForgotten,
+    [versions::m15_a_model_of_a_generation_takes_no_other]
+);
+caught!(
     payloads_that_are_not_hashed_are_caught,
     ReadModelMutant::PayloadUnhashed,
     [scans::m12_a_scan_hashes_what_is_stored]

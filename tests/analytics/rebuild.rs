@@ -309,3 +309,34 @@ async fn an_erasure_reaches_the_second_table() {
     assert_eq!(model.erase(&of).await.unwrap(), 1);
     assert_eq!(model.erasable(&of).await.unwrap(), 0, "its content is gone from both");
 }
+
+/// A rebuild that did not end has read a record that was deleted afterwards, and nobody fills it any more: the first
+/// model knows of the deletion.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t434_what_only_the_second_table_has_is_erased() {
+    let database = Database::new();
+    let model = ClickHouseReadModel::open_for(&database.url(), 1).unwrap();
+    let of_first = |n, seq, json| {
+        let mut block = Block::aside(partition(0), 1);
+        block.changes = vec![change(n, seq, json)];
+        block
+    };
+    apply(&model, of_first(1, 2, None)).await;
+    apply(&model, of_first(2, 1, Some("{}"))).await;
+    let Second::Filling(second) = model.second(2, false).await.unwrap() else { panic!("it is filled") };
+    for n in 1..=2 {
+        apply(&second.model(), ghost(n, 2)).await;
+    }
+    let of = Subject::record(None, orders(), id(1));
+    assert_eq!(model.erasable(&of).await.unwrap(), 1);
+    assert_eq!(model.erase(&of).await.unwrap(), 1);
+    assert_eq!(model.erasable(&of).await.unwrap(), 0, "its content is gone");
+    let version = async |n| second.model().version(Uuid::nil(), &orders(), id(n)).await.unwrap();
+    assert_eq!(
+        version(1).await,
+        Some(Version::new(2, 2).unwrap()),
+        "the deletion is there, in its generation"
+    );
+    assert_eq!(version(2).await, Some(Version::new(2, 1).unwrap()), "others are as they were");
+    assert!(model.unfinished().await.unwrap().is_some(), "whoever erases is told to look again");
+}

@@ -37,6 +37,10 @@ impl Snapshot for Made {
         (after + 1..=RECORDS).filter(wanted).take(scan.limit).map(record).collect()
     }
 
+    async fn gone(&self, _: Option<&Name>, _: usize) -> Result<Vec<(Name, u64)>> {
+        Ok(Vec::new())
+    }
+
     async fn now(&self) -> Result<Time> {
         Ok(Time::from_micros(AT + 1_000_000))
     }
@@ -104,6 +108,10 @@ impl Snapshot for Of {
             OfTenant { tenant: of.tenant, record }
         };
         Ok(self.0.iter().filter(wanted).take(scan.limit).map(record).collect())
+    }
+
+    async fn gone(&self, _: Option<&Name>, _: usize) -> Result<Vec<(Name, u64)>> {
+        Ok(Vec::new())
     }
 
     async fn now(&self) -> Result<Time> {

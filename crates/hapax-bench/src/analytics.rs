@@ -13,7 +13,7 @@ use hapax::backend::sqlite::{SqliteJournal, SqliteRecords};
 use hapax::bus::{Bus, Partition};
 use hapax::journal::JournalSettings;
 use hapax::records::{
-    Create, ModuleSlug, Modules as _, OfTenant, Payload, Record, Records as _, Scan, Snapshot,
+    Create, ModuleSlug, Modules as _, Name, OfTenant, Payload, Record, Records as _, Scan, Snapshot,
 };
 use hapax::relay::Relay;
 use hapax::{Origin, Time, Topic};
@@ -327,6 +327,10 @@ impl Snapshot for Made {
     async fn snapshot(&self, scan: &Scan) -> hapax::Result<Vec<OfTenant>> {
         let after = scan.after.as_ref().map_or(0, |name| name.id.as_u128() as u64);
         (after + 1..=self.0).take(scan.limit).map(made).collect()
+    }
+
+    async fn gone(&self, _: Option<&Name>, _: usize) -> hapax::Result<Vec<(Name, u64)>> {
+        Ok(Vec::new())
     }
 
     async fn now(&self) -> hapax::Result<Time> {

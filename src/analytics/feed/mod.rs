@@ -215,7 +215,8 @@ impl Feed {
         match self.model.generation().await? {
             Some(found) if found != wanted => Err(Error::Schema(format!(
                 "the read model has rows of generation {found}, and analytics.generation is {wanted}: `hapax analytics rebuild` \
-                 builds it again, and it answers meanwhile"
+                 builds one in ClickHouse again, and it answers meanwhile; otherwise stop the server, remove the model's file and \
+                 start the server"
             ))),
             _ => Ok(()),
         }

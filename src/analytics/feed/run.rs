@@ -26,6 +26,8 @@ struct Reading {
     block: Option<Block>,
     bytes: usize,
     chain: Chain,
+    /// Where the model was. What is rejected before it was noted by then, and may have been dropped since.
+    known: i64,
 }
 
 /// Blocks that the model applies.
@@ -97,8 +99,12 @@ impl<'f> Run<'f> {
     async fn on_bus_event(&mut self, event: BusEvent) -> Result<()> {
         match event {
             BusEvent::Records(records) => {
+                let mut is_counted = false;
                 for received in &records {
-                    self.take(received).await?;
+                    if *self.stop.borrow() {
+                        return Ok(()); // nothing more is applied
+                    }
+                    self.take(received, &mut is_counted).await?;
                 }
                 self.pause_or_resume().await
             }
@@ -163,15 +169,19 @@ impl<'f> Run<'f> {
             let partition = assignment.partition.clone();
             let (oldest, end) = self.feed.bus.range(&partition).await?;
             let at = known.iter().find(|known| known.partition == partition);
-            let from = at.and_then(|at| at.offset).unwrap_or(0);
-            let chain = Chain::from(at.and_then(|at| at.pulse));
+            let place = at.and_then(|at| at.offset).unwrap_or(0);
+            let of_topic = known.iter().filter(|known| known.partition.topic == partition.topic);
+            let chain = Chain::from(at.and_then(|at| at.pulse), of_topic);
             // A snapshot is not in the model as a pulse: whether its stream follows is read from the beginning.
-            let from = if is_debezium && chain == Chain::Unknown { from.min(oldest) } else { from };
+            let from = if is_debezium && chain.is_unknown() { place.min(oldest) } else { place };
             let next = if from > end { oldest } else { from.max(oldest) };
             self.subscriber.seek(&partition, next).await?;
             // Not before: what comes from another place would be taken for what follows.
             let new = assignment.clone();
-            self.assigned.insert(partition.clone(), Reading { assignment, block: None, bytes: 0, chain });
+            // A place behind the end is of a topic that was there before this one.
+            let place = if place > end { next } else { place };
+            let reading = Reading { assignment, block: None, bytes: 0, chain, known: place };
+            self.assigned.insert(partition.clone(), reading);
             if from < oldest || from > end {
                 self.missing(&partition, from, oldest);
             }
@@ -202,38 +212,46 @@ impl<'f> Run<'f> {
         let is_behind = block.end().is_some_and(|end| end > from);
         block.rejected.push((rejected, block.pulse.filter(|_| !is_behind)));
         block.reach(next);
-        reading.chain = Chain::Noted; // the next pulse need not say it again
+        reading.chain.note();
         self.due.get_or_insert_with(Instant::now);
         self.feed.rejected();
     }
 
-    /// Adds a record to its partition's block. Fails where nothing after the record can be applied.
-    async fn take(&mut self, received: &Received) -> Result<()> {
+    /// Adds a record to its partition's block. Fails where nothing after the record can be applied. `is_counted`:
+    /// whether the partitions were counted after this record was received.
+    async fn take(&mut self, received: &Received, is_counted: &mut bool) -> Result<()> {
         let Origin { topic, partition, offset } = &received.origin;
         let partition = Partition { topic: topic.clone(), number: *partition };
         if !self.assigned.contains_key(&partition) {
             return Ok(());
         }
         let input = self.feed.settings.source.read(received, self.feed.settings.generation);
-        if let Ok(Input::Pulse(pulse) | Input::NextPulse { pulse, .. } | Input::SnapshotPulse(pulse)) = &input
-        {
-            self.grow(pulse.partitions).await?;
+        match &input {
+            // A relay has counted after everything that its pulse speaks of was on the topic.
+            Ok(Input::Pulse(pulse)) if pulse.partitions > self.partitions => self.count().await?,
+            // Debezium publishes a pulse long after it was stamped, and what lies before it was distributed to the
+            // partitions of that time. Only if there are no more of them now, they all had this pulse to come.
+            Ok(Input::NextPulse { .. } | Input::SnapshotPulse(_)) if !*is_counted => {
+                self.count().await?;
+                *is_counted = true;
+            }
+            _ => {}
         }
         let partitions = self.partitions;
         let Some(reading) = self.assigned.get_mut(&partition) else { return Ok(()) };
         let fresh = || Block::new(partition, partitions, *offset..*offset);
         let block = reading.block.get_or_insert_with(fresh);
         let (input, missing) = match input {
-            // The database may have the pulses of another topic, too.
+            // Of the topic before it got more partitions; or of another topic of the database.
             Ok(Input::NextPulse { pulse, .. } | Input::SnapshotPulse(pulse))
                 if pulse.partitions != partitions =>
             {
                 (Ok(Input::Other), None)
             }
             Ok(Input::NextPulse { pulse, last }) => {
-                (Ok(Input::Pulse(pulse)), reading.chain.on_pulse(last, pulse.at))
+                (Ok(Input::Pulse(pulse)), reading.chain.on_pulse(pulse, last))
             }
-            Ok(Input::SnapshotPulse(pulse)) => (Ok(Input::Other), reading.chain.on_snapshot(pulse.at)),
+            Ok(Input::SnapshotPulse(pulse)) => (Ok(Input::Other), reading.chain.on_snapshot(pulse)),
             input => (input, None),
         };
         if let Some(missing) = missing {
@@ -259,6 +277,7 @@ impl<'f> Run<'f> {
                 self.feed.handle.note(|progress| progress.pulses += 1);
             }
             Ok(Input::Other | Input::NextPulse { .. } | Input::SnapshotPulse(_)) => {}
+            Err(_) if *offset < reading.known => {} // see `known`
             Err(rejected) => {
                 tracing::warn!(
                     target: "hapax::analytics", partition = %block.partition, offset, reason = %rejected.reason,
@@ -268,7 +287,7 @@ impl<'f> Run<'f> {
                 self.feed.rejected();
             }
         }
-        block.reach(offset + 1);
+        block.reach(reading.known.max(offset + 1));
         reading.bytes += received.record.memory_bytes();
         let full = block.changes.len() >= self.feed.settings.block_max;
         let due = Instant::now() + if full { Duration::ZERO } else { self.feed.settings.linger };
@@ -276,12 +295,22 @@ impl<'f> Run<'f> {
         Ok(())
     }
 
-    /// Partitions may be added. A pulse that speaks of more makes the feed ask how many there are.
-    async fn grow(&mut self, partitions: i32) -> Result<()> {
-        if partitions > self.partitions {
-            let topic = self.feed.bus.topic(&self.feed.settings.topic).await?;
-            self.partitions = topic.map_or(self.partitions, |topic| topic.partitions.max(self.partitions));
-        }
+    /// Partitions may be added: asks how many there are, however long the bus is away. Gives up when it is stopped.
+    async fn count(&mut self) -> Result<()> {
+        let mut attempts = 0;
+        let found = loop {
+            match self.feed.bus.topic(&self.feed.settings.topic).await {
+                Err(error) if error.is_retryable() => {
+                    let mut stop = self.stop.clone();
+                    tokio::select! {
+                        _ = stop.wait_for(|stop| *stop) => return Ok(()),
+                        () = tokio::time::sleep(pause(attempts)) => attempts += 1,
+                    }
+                }
+                found => break found?,
+            }
+        };
+        self.partitions = found.map_or(self.partitions, |topic| topic.partitions.max(self.partitions));
         Ok(())
     }
 

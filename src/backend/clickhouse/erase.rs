@@ -2,8 +2,9 @@
 //! is inserted again would come back: so deletions, which are versions, stay.
 
 use super::http::{Server, Statement};
-use super::schema::{Found, REJECTED, found};
+use super::schema::{Found, RECORDS, REJECTED, found};
 use super::wire::Answer;
+use crate::analytics::{SEQ_BITS, SEQ_MAX};
 use crate::erase::Subject;
 use crate::error::Result;
 
@@ -55,9 +56,34 @@ fn about(of: &Subject, sql: String) -> Option<Statement> {
 }
 
 /// All tables of rows: a rebuild that runs, or did not end, has one of its own.
-async fn tables(server: &Server) -> Result<Vec<String>> {
-    let found = found(server).await?.into_iter().filter(Found::is_of_rows);
-    Ok(found.map(|table| format!("{}.{}", server.database(), table.name)).collect())
+async fn tables(server: &Server) -> Result<Vec<Found>> {
+    Ok(found(server).await?.into_iter().filter(Found::is_of_rows).collect())
+}
+
+fn full_name(server: &Server, table: &Found) -> String {
+    format!("{}.{}", server.database(), table.name)
+}
+
+/// Gives a second table the deletions that the first one has of records whose content it has: deletions are applied
+/// to the first one only, and whoever fills the second one may never go on.
+async fn bury(server: &Server, of: &Subject, second: &Found) -> Result<()> {
+    let (first, name, rows) = (server.records(), full_name(server, second), rows(of));
+    // A table takes versions of its own generation.
+    let version = match second.about(server)?.generation {
+        Some(generation) => format!("bitOr({}, bitAnd(last, {SEQ_MAX}))", u64::from(generation) << SEQ_BITS),
+        None => "last".to_owned(),
+    };
+    let sql = format!(
+        "INSERT INTO {name} (tenant_id, module, record_id, created_at, updated_at, _version, _deleted)
+         SELECT tenant_id, module, record_id, created, updated, {version}, 1
+         FROM (SELECT tenant_id, module, record_id, max(_version) AS last, argMax(_deleted, _version) AS gone,
+                 argMax(created_at, _version) AS created, argMax(updated_at, _version) AS updated
+               FROM {first} WHERE {rows} GROUP BY tenant_id, module, record_id)
+         WHERE gone = 1 AND (module, record_id) IN (SELECT module, record_id FROM {name} WHERE {rows} AND _deleted = 0)"
+    );
+    let Some(statement) = about(of, sql) else { return Ok(()) };
+    server.ask(WHAT, statement.set("insert_deduplicate", "0")).await?;
+    Ok(())
 }
 
 async fn number(server: &Server, of: &Subject, sql: String) -> Result<u64> {
@@ -70,6 +96,7 @@ pub(super) async fn count(server: &Server, of: &Subject) -> Result<u64> {
     let held = format!("SELECT count() FROM {}.{REJECTED} WHERE {}", server.database(), rejected(of));
     let mut count = number(server, of, held).await?;
     for table in tables(server).await? {
+        let table = full_name(server, &table);
         let telling = format!("SELECT count() FROM {table} WHERE {} AND _deleted = 0", rows(of));
         count += number(server, of, telling).await?;
     }
@@ -80,6 +107,10 @@ pub(super) async fn count(server: &Server, of: &Subject) -> Result<u64> {
 pub(super) async fn erase(server: &Server, of: &Subject) -> Result<u64> {
     let (database, mut count) = (server.database(), 0);
     for table in tables(server).await? {
+        if table.name != RECORDS {
+            bury(server, of, &table).await?;
+        }
+        let table = full_name(server, &table);
         let replaced = replaced(&table, of);
         let found = number(server, of, format!("SELECT count() FROM {table} WHERE {replaced}")).await?;
         if found > 0 {

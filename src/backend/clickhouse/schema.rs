@@ -45,6 +45,10 @@ pub(super) const COLUMNS: &[(&str, &str)] = &[
 /// are added to a table that is there.
 const ADDED: &[&str] = &["_lsn"];
 
+/// What a BI tool's profile must not change: with any of these a filter of the tool may hide the current version of a
+/// record, and show one that it replaced.
+const OF_VIEW: &str = "do_not_merge_across_partitions_select_final = 0, optimize_move_to_prewhere_if_final = 0, use_skip_indexes_if_final = 0";
+
 /// A crash of the machine must not leave the state of a partition without its rows.
 const DURABLE: &str = "fsync_after_insert = 1, fsync_part_directory = 1, min_rows_to_fsync_after_merge = 1";
 
@@ -90,6 +94,7 @@ COMMENT '{COMMENT}{VERSION}'"
             "CREATE VIEW IF NOT EXISTS {database}.{VIEW} AS
 SELECT module, record_id, payload, fields, numbers, created_at, updated_at, bitAnd(_version, {SEQ}) AS seq
 FROM {database}.{RECORDS} FINAL WHERE tenant_id = {{tenant:UUID}}
+SETTINGS {OF_VIEW}
 COMMENT '{COMMENT}{VERSION}'",
             SEQ = crate::analytics::SEQ_MAX
         ),

@@ -30,6 +30,8 @@ struct Store {
     topics: BTreeMap<Topic, Synced>,
     offsets: BTreeMap<Partition, i64>,
     rejected: BTreeMap<(Partition, i64), RejectedEntry>,
+    /// The generation whose rows it takes; `None`: any.
+    generation: Option<u16>,
 }
 
 impl Default for MemoryReadModel {
@@ -42,6 +44,17 @@ impl MemoryReadModel {
     /// An empty one on a clock of your own.
     pub fn with_clock(clock: Arc<dyn Clock>) -> Self {
         MemoryReadModel { clock, id: Uuid::new_v4(), store: Arc::default() }
+    }
+
+    /// The same, and if it has no rows yet, it takes rows of this generation of the source only.
+    #[must_use]
+    pub fn for_generation(self, generation: u16) -> Self {
+        {
+            let mut store = self.store();
+            let found = store.rows.values().map(|row| row.version.generation()).max();
+            store.generation = store.generation.or(found).or(Some(generation));
+        }
+        self
     }
 
     fn store(&self) -> MutexGuard<'_, Store> {
@@ -108,6 +121,7 @@ impl Store {
 impl ReadModel for MemoryReadModel {
     async fn apply(&self, blocks: &[Block]) -> Result<()> {
         let mut store = self.store();
+        blocks.iter().try_for_each(|block| block.must_be_of(store.generation))?;
         for block in blocks {
             store.apply(block);
         }
@@ -191,6 +205,10 @@ impl ReadModel for MemoryReadModel {
 
     async fn id(&self) -> Result<Option<Uuid>> {
         Ok(Some(self.id))
+    }
+
+    async fn generation(&self) -> Result<Option<u16>> {
+        Ok(self.store().generation)
     }
 
     async fn now(&self) -> Result<Time> {

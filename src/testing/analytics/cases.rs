@@ -33,6 +33,7 @@ macro_rules! __read_model_cases {
                 m10_what_was_applied_is_there_when_it_is_opened_again
                 m11_the_id_stays
                 m13_what_is_erased_has_no_content_and_stays_deleted
+                m15_a_model_of_a_generation_takes_no_other
             }
             sync {
                 m5_last_sync_at_is_the_earliest_of_the_last_pulses

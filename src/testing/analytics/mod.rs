@@ -1,5 +1,5 @@
 //! What every read model must pass. Cases are named after the clauses of the [`ReadModel`] contract
-//! (`m1_` … `m13_`).
+//! (`m1_` … `m15_`).
 //!
 //! A read model implements [`ReadModelHarness`] and is enrolled by one line; every case becomes a test of
 //! its own:
@@ -37,6 +37,9 @@ pub trait ReadModelHarness: Send + Sync {
 
     /// Opens the storage once more, as another process would.
     async fn open(&self) -> Self::Model;
+
+    /// The same, for one generation of the source.
+    async fn open_for(&self, generation: u16) -> Self::Model;
 }
 
 /// A read model in memory.
@@ -56,6 +59,10 @@ impl ReadModelHarness for MemoryReadModelHarness {
 
     async fn open(&self) -> MemoryReadModel {
         self.0.clone()
+    }
+
+    async fn open_for(&self, generation: u16) -> MemoryReadModel {
+        self.0.clone().for_generation(generation)
     }
 }
 

@@ -39,6 +39,8 @@ pub enum ReadModelMutant {
     PayloadUnhashed,
     /// A scan forgets the first row of a page.
     ScanForgets,
+    /// Rows of every generation are taken, whatever it was made for.
+    GenerationForgotten,
 }
 
 /// A read model that makes one mistake.
@@ -155,6 +157,9 @@ impl ReadModel for MutantReadModel {
         }
         self.model.id().await
     }
+    async fn generation(&self) -> Result<Option<u16>> {
+        self.model.generation().await
+    }
     async fn now(&self) -> Result<Time> {
         self.model.now().await
     }
@@ -181,5 +186,13 @@ impl ReadModelHarness for MutantReadModelHarness {
 
     async fn open(&self) -> MutantReadModel {
         self.0.clone()
+    }
+
+    async fn open_for(&self, generation: u16) -> MutantReadModel {
+        let mut of = self.0.clone();
+        if !of.is(ReadModelMutant::GenerationForgotten) {
+            of.model = of.model.for_generation(generation);
+        }
+        of
     }
 }

@@ -198,3 +198,23 @@ pub async fn m13_what_is_erased_has_no_content_and_stays_deleted(harness: &impl 
     assert_eq!(left(&all).await, 0);
     assert_eq!(shown(&model).await, [(1, 1, secret.to_owned())], "others are as they were");
 }
+
+/// One that is made for a generation keeps it, says so, and refuses a block with a change of another.
+pub async fn m15_a_model_of_a_generation_takes_no_other(harness: &impl ReadModelHarness) {
+    let model = harness.open_for(3).await;
+    assert_eq!(model.generation().await.expect("a generation"), Some(3));
+    let of = |generation, id| {
+        let version = Version::new(generation, 1).expect("a valid version");
+        Change { version, ..change(id, 1, Some("{}")) }
+    };
+    apply(&model, block([of(3, 1)])).await;
+    for other in [2, 4] {
+        let told = model.apply(&[block([of(other, 1), of(other, 2)])]).await;
+        assert!(matches!(&told, Err(Error::Schema(_))), "{told:?}");
+    }
+    assert_eq!(shown(&model).await, [(1, 1, "{}".to_owned())], "nothing of another is in it");
+    drop(model);
+    for model in [harness.open().await, harness.open_for(4).await] {
+        assert_eq!(model.generation().await.expect("a generation"), Some(3), "it keeps its own");
+    }
+}

@@ -11,6 +11,8 @@ use hapax::words::counted;
 
 use super::{Report, Verdict};
 use crate::cli::Global;
+use crate::erase;
+use crate::erase::places::{as_it_is, is_missing, there};
 use crate::failure::Failure;
 use crate::open;
 
@@ -36,6 +38,7 @@ pub(super) async fn look(report: &mut Report, global: &Global, config: &Config) 
             Err(error) => fault(report, "keys", error, &flags),
         }
     }
+    erasures(report, config).await;
     records(report, global, config).await;
     read_model(report, global, config).await;
     permissions(report, config);
@@ -207,6 +210,28 @@ async fn records(report: &mut Report, global: &Global, config: &Config) {
         }
         Err(error) => report.failed("records", &error.into()),
     }
+}
+
+/// Warns of erasures that wait for another run of their command: nothing else does it. A store of keys that does not
+/// answer has a finding of its own.
+async fn erasures(report: &mut Report, config: &Config) {
+    if is_missing(&config.keys.url) {
+        return;
+    }
+    let opened = hapax::open::access_with(&config.keys.url, &as_it_is(config.keys_settings())).await;
+    let Ok(Some(access)) = there(opened) else { return };
+    let Ok(waiting) = erase::trail::waiting(&*access).await else { return };
+    let Some((first, at)) = waiting.first() else { return };
+    let more = match waiting.len() - 1 {
+        0 => String::new(),
+        more => format!(", and {more} more (`hapax audit ls` has the rows erase.pass)"),
+    };
+    let message = format!(
+        "{} not gone yet: {first}, last run at {at}{more}. Run the same `hapax erase` again once the topics' retention \
+         has passed; nothing does that by itself",
+        if waiting.len() == 1 { "what was erased is" } else { "some of what was erased is" }
+    );
+    report.say(Verdict::Warning, "erasure", message);
 }
 
 async fn read_model(report: &mut Report, global: &Global, config: &Config) {

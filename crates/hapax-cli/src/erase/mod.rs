@@ -4,8 +4,8 @@
 //! topic on Kafka may deliver old versions again until its retention has removed them, so a later run of the same
 //! command looks once more, and only then says that everything is gone.
 
-mod places;
-mod trail;
+pub mod places;
+pub mod trail;
 mod work;
 
 use std::time::Duration;
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use self::places::Places;
 use self::trail::{State, Trail};
-use self::work::{Counts, Work};
+use self::work::{Counts, Settled, Work};
 use crate::cli::{Global, duration};
 use crate::failure::{self, Failure};
 use crate::print;
@@ -119,7 +119,7 @@ pub async fn run(global: &Global, args: &EraseArgs) -> Result<u8, Failure> {
     if before.total() > 0 {
         trail.begin(&before).await?;
     }
-    let (mut erased, mut settled, mut left) = (Counts::default(), false, Counts::default());
+    let (mut erased, mut settled, mut left) = (Counts::default(), Settled::Passing, Counts::default());
     for _ in 0..PASSES_MAX {
         erased.add_all(&work.erase(&subject).await?);
         settled = work.settled(&subject, args.wait).await?;
@@ -136,7 +136,7 @@ pub async fn run(global: &Global, args: &EraseArgs) -> Result<u8, Failure> {
             ends.push((topic.clone(), trail::ranges(bus, topic).await?));
         }
     }
-    let state = trail.end(&erased, &left, settled, &ends).await?;
+    let state = trail.end(&erased, &left, &settled, &ends).await?;
     let is_left = left.total() > 0;
     show(global, &Report { subject: &subject, dry_run: false, erased, left, state: Some(state), beyond })?;
     Ok(if is_left { failure::BROKEN_PROMISE } else { 0 })

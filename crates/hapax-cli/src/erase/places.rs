@@ -40,13 +40,13 @@ const BEYOND: [&str; 2] = [
     "names: the tenant, ids of records and events, aggregates and idempotency keys stay, as do kinds, seqs and times",
 ];
 
-fn as_it_is(mut settings: OpenSettings) -> OpenSettings {
+pub fn as_it_is(mut settings: OpenSettings) -> OpenSettings {
     (settings.migrate, settings.pool_max, settings.refuse) = (Migrate::Check, 2, false);
     settings
 }
 
 /// What was opened; tables that nobody has made are nothing.
-fn there<T>(opened: Result<T, Error>) -> Result<Option<T>, Failure> {
+pub fn there<T>(opened: Result<T, Error>) -> Result<Option<T>, Failure> {
     match opened {
         Ok(opened) => Ok(Some(opened)),
         Err(Error::Schema(message)) if message.starts_with("there ") => Ok(None),
@@ -55,7 +55,7 @@ fn there<T>(opened: Result<T, Error>) -> Result<Option<T>, Failure> {
 }
 
 /// Whether a URL names a file that is not there, or memory.
-fn is_missing(url: &str) -> bool {
+pub fn is_missing(url: &str) -> bool {
     url == "memory:" || sqlite_path(url).is_some_and(|file| !file.exists())
 }
 

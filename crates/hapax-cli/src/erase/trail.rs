@@ -6,12 +6,14 @@
 //! that end, nothing from before the pass can be read again. Offsets decide, not times: a broker may keep records for
 //! longer than the retention says.
 
-use hapax::Topic;
+use std::collections::BTreeSet;
+
 use hapax::access::{Access, Actor, AuditNote, ListAudit};
 use hapax::bus::{Bus, Partition};
 use hapax::erase::Subject;
+use hapax::{Time, Topic};
 
-use super::work::Counts;
+use super::work::{Counts, Settled};
 use crate::failure::Failure;
 
 const BEGIN: &str = "erase.begin";
@@ -30,6 +32,8 @@ pub enum State {
     InTopic(Topic),
     /// The relay or the read model has not passed the deletions.
     OnItsWay,
+    /// A second read model is being filled, or was left behind.
+    Rebuilding(String),
     /// Something is still there.
     Left,
 }
@@ -40,7 +44,7 @@ impl State {
         match self {
             State::Gone => "gone",
             State::InTopic(_) => "in-topic",
-            State::OnItsWay => "on-its-way",
+            State::OnItsWay | State::Rebuilding(_) => "on-its-way",
             State::Left => "left",
         }
     }
@@ -57,6 +61,10 @@ impl State {
                                 when they have"
                     .to_owned()
             }
+            State::Rebuilding(which) => format!(
+                "A second read model may still get it ({which}): run the same command again when no rebuild runs and none was \
+                 left behind"
+            ),
             State::Left => "It is not all gone: run the same command again".to_owned(),
         }
     }
@@ -89,23 +97,27 @@ impl<'t> Trail<'t> {
         &self,
         erased: &Counts,
         left: &Counts,
-        settled: bool,
+        settled: &Settled,
         topics: &[(Topic, Vec<(i64, i64)>)],
     ) -> Result<State, Failure> {
         let mut details = text(erased);
         let state = if left.total() > 0 {
             State::Left
-        } else if !settled {
-            State::OnItsWay
         } else {
-            let mut has_it = None;
-            for (topic, ranges) in topics {
-                if !self.is_removed(topic, ranges).await? {
-                    details.push_str(&ends_text(topic, ranges, topics.len()));
-                    has_it = has_it.or_else(|| Some(topic.clone()));
+            match settled {
+                Settled::Passing => State::OnItsWay,
+                Settled::Rebuilding(which) => State::Rebuilding(which.clone()),
+                Settled::Yes => {
+                    let mut has_it = None;
+                    for (topic, ranges) in topics {
+                        if !self.is_removed(topic, ranges).await? {
+                            details.push_str(&ends_text(topic, ranges, topics.len()));
+                            has_it = has_it.or_else(|| Some(topic.clone()));
+                        }
+                    }
+                    has_it.map_or(State::Gone, State::InTopic)
                 }
             }
-            has_it.map_or(State::Gone, State::InTopic)
         };
         self.note(PASS, &details).await?;
         if state == State::Gone {
@@ -133,6 +145,23 @@ impl<'t> Trail<'t> {
                 if row.action == PASS && ends.is_some_and(passed) {
                     return Ok(true);
                 }
+            }
+        }
+    }
+}
+
+/// What was erased and is not gone yet, and when its last run was, newest first: the same command is to be run again.
+pub async fn waiting(access: &dyn Access) -> Result<Vec<(String, Time)>, Failure> {
+    let mut which = ListAudit { action: Some("erase.".to_owned()), limit: 1000, ..ListAudit::default() };
+    let (mut known, mut waiting) = (BTreeSet::new(), Vec::new());
+    loop {
+        let rows = access.audit(&which).await?;
+        let Some(last) = rows.last() else { return Ok(waiting) };
+        which.before = Some(last.number);
+        for row in rows {
+            // The newest row of a subject decides.
+            if known.insert(row.target.clone()) && row.action != GONE {
+                waiting.push((row.target, row.at));
             }
         }
     }
@@ -199,7 +228,7 @@ mod tests {
         let trail = Trail::new(&access, &subject, "me", "");
         let (some, none) = (Counts(vec![("journal events".into(), 3)]), Counts::default());
         let end = async |found: &Counts, ranges: [(i64, i64); 2]| {
-            trail.end(found, &none, true, &[(topic.clone(), ranges.to_vec())]).await.unwrap()
+            trail.end(found, &none, &Settled::Yes, &[(topic.clone(), ranges.to_vec())]).await.unwrap()
         };
         let in_topic = || State::InTopic(topic.clone());
         trail.begin(&some).await.unwrap();
@@ -214,9 +243,36 @@ mod tests {
         let other = Subject::tenant(hapax::Tenant::new("u").unwrap());
         let other = Trail::new(&access, &other, "me", "");
         let topics = [(topic.clone(), vec![(5, 9), (3, 3)])];
-        assert_eq!(other.end(&none, &none, true, &topics).await.unwrap(), in_topic());
-        assert_eq!(trail.end(&none, &none, false, &[]).await.unwrap(), State::OnItsWay);
-        assert_eq!(trail.end(&none, &some, true, &[]).await.unwrap(), State::Left);
+        assert_eq!(other.end(&none, &none, &Settled::Yes, &topics).await.unwrap(), in_topic());
+        assert_eq!(trail.end(&none, &none, &Settled::Passing, &[]).await.unwrap(), State::OnItsWay);
+        let rebuild = Settled::Rebuilding("table x".to_owned());
+        let told = trail.end(&none, &none, &rebuild, &[]).await.unwrap();
+        assert_eq!((told.word(), told), ("on-its-way", State::Rebuilding("table x".to_owned())));
+        assert_eq!(trail.end(&none, &some, &Settled::Yes, &[]).await.unwrap(), State::Left);
+    }
+
+    /// What waits for another run is listed until it is gone, and again if something more is erased.
+    #[tokio::test]
+    async fn what_is_not_gone_is_listed() {
+        let access = MemoryAccess::default();
+        let none = Counts::default();
+        let listed = async || -> Vec<String> {
+            waiting(&access).await.unwrap().into_iter().map(|(target, _)| target).collect()
+        };
+        let subject = |name: &str| Subject::tenant(hapax::Tenant::new(name).unwrap());
+        let (one, other) = (subject("one"), subject("other"));
+        let (one, other) = (Trail::new(&access, &one, "me", ""), Trail::new(&access, &other, "me", ""));
+        assert!(listed().await.is_empty());
+        one.begin(&none).await.unwrap();
+        other.begin(&none).await.unwrap();
+        assert_eq!(listed().await, ["tenant other", "tenant one"], "also one that was killed");
+        one.end(&none, &none, &Settled::Passing, &[]).await.unwrap();
+        other.end(&none, &none, &Settled::Yes, &[]).await.unwrap();
+        assert_eq!(listed().await, ["tenant one"]);
+        one.end(&none, &none, &Settled::Yes, &[]).await.unwrap();
+        assert!(listed().await.is_empty());
+        other.begin(&none).await.unwrap();
+        assert_eq!(listed().await, ["tenant other"], "erased once more");
     }
 
     /// Of two topics both must have let go, each at its own time; the first that has not is named.
@@ -229,7 +285,7 @@ mod tests {
         let none = Counts::default();
         let end = async |one: (i64, i64), other: (i64, i64)| {
             let topics = [(first.clone(), vec![one]), (second.clone(), vec![other])];
-            trail.end(&none, &none, true, &topics).await.unwrap()
+            trail.end(&none, &none, &Settled::Yes, &topics).await.unwrap()
         };
         trail.begin(&none).await.unwrap();
         assert_eq!(end((0, 5), (0, 7)).await, State::InTopic(first.clone()));

@@ -42,6 +42,16 @@ impl Counts {
     }
 }
 
+/// Whether anybody still has what was erased on its way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Settled {
+    Yes,
+    /// The relay or the read model has not passed the deletions.
+    Passing,
+    /// A second read model is there, which says this: whoever fills it may have read what was erased before it was.
+    Rebuilding(String),
+}
+
 /// Who erases what.
 pub struct Work<'w> {
     pub places: &'w Places,
@@ -114,11 +124,14 @@ impl Work<'_> {
         }
         counts.add("held events", self.drop_held(of).await?);
         let heads = self.heads(of).await?;
-        let deletions = self.deletions(&heads).await?;
         if let Some(model) = &self.places.model {
+            // It may be of another generation than the one that is configured, and takes no other.
+            let generation = model.generation().await?.unwrap_or(self.config.analytics.generation);
+            let deletions = self.deletions(&heads, generation).await?;
             counts.add("read model", self.erase_rows(&**model, of, &heads, &deletions).await?);
         }
         if self.places.projection.is_some() {
+            let deletions = self.deletions(&heads, self.config.analytics.generation).await?;
             counts.add("projection", self.project(&deletions).await?);
         }
         Ok(counts)
@@ -273,7 +286,7 @@ impl Work<'_> {
     }
 
     /// The deletions of the records, as their last events say them.
-    async fn deletions(&self, heads: &BTreeMap<Name, u64>) -> Result<Vec<Change>, Failure> {
+    async fn deletions(&self, heads: &BTreeMap<Name, u64>, generation: u16) -> Result<Vec<Change>, Failure> {
         let mut deletions = Vec::with_capacity(heads.len());
         for (name, seq) in heads {
             // A record that was written again meanwhile is not deleted: the next pass does it.
@@ -285,7 +298,7 @@ impl Work<'_> {
                 _ => false,
             };
             if !there {
-                let version = Version::new(self.config.analytics.generation, *seq)?;
+                let version = Version::new(generation, *seq)?;
                 deletions.push(self.deletion(name, version).await?);
             }
         }
@@ -393,15 +406,23 @@ impl Work<'_> {
         Ok(newer)
     }
 
-    /// Waits until nobody has what was erased on its way any more: the relay has published the deletions, and the
-    /// read model has passed them. False if that takes longer.
-    pub async fn settled(&self, of: &Subject, wait: Duration) -> Result<bool, Failure> {
-        let Some(journal) = &self.places.journal else { return Ok(true) };
+    /// Waits until nobody has what was erased on its way any more: no rebuild of the read model runs that may have
+    /// read it, the relay has published the deletions, and the read model has passed them.
+    pub async fn settled(&self, of: &Subject, wait: Duration) -> Result<Settled, Failure> {
+        let since = tokio::time::Instant::now();
+        if let Some(model) = &self.places.model {
+            while let Some(rebuild) = model.unfinished().await? {
+                if since.elapsed() >= wait {
+                    return Ok(Settled::Rebuilding(rebuild));
+                }
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+        let Some(journal) = &self.places.journal else { return Ok(Settled::Yes) };
         if journal.capabilities().timed {
-            return Ok(true);
+            return Ok(Settled::Yes);
         }
         let (at, position) = journal.horizon().await?;
-        let since = tokio::time::Instant::now();
         loop {
             let now = journal.now().await?;
             let relays = journal.relays().await?;
@@ -421,10 +442,10 @@ impl Work<'_> {
                 _ => true,
             };
             if published && passed {
-                return Ok(true);
+                return Ok(Settled::Yes);
             }
             if since.elapsed() >= wait {
-                return Ok(false);
+                return Ok(Settled::Passing);
             }
             tokio::time::sleep(PAUSE).await;
         }

@@ -19,14 +19,14 @@ pub async fn stamp(app: Shared, bus: Arc<dyn Bus>, every: Duration) {
     let mut fails = false;
     loop {
         tick.tick().await;
-        // Partitions may be added. Of several servers one stamps.
+        // Partitions may be added; who reads a pulse counts them, too. Of several servers one stamps.
         let stamped = async {
             let missing = || {
                 hapax::Error::NotFound(format!(
                     "topic {topic}; `hapax cdc apply --create PARTITIONS` makes it"
                 ))
             };
-            let now = cdc.now().await?; // before the partitions are counted
+            let now = cdc.now().await?;
             let info = bus.topic(topic).await?.ok_or_else(missing)?;
             cdc.pulse(now, info.partitions, every / 2).await
         };

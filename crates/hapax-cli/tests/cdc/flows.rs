@@ -62,6 +62,34 @@ fn inserts_updates_and_deletes_reach_the_read_model_and_keys_do_not_leave() {
     assert!(tables.keys().all(|table| expected(table)) && tables.len() >= 3, "{tables:?}");
 }
 
+/// An update that leaves a large payload as it was: the log, and so Debezium, has the payload in the row before only.
+#[test]
+fn an_update_that_leaves_a_large_payload_as_it_was_keeps_it() {
+    let world = world();
+    let module = format!("large_{}", &world.topic[world.topic.len() - 8..]);
+    world.module(&module);
+    let server = world.serve();
+    // As random as a client may send it: it is stored apart from its row, and not compressed into it.
+    let large: String = (0..4_000).map(|_| hapax::analytics::Uuid::new_v4().simple().to_string()).collect();
+    let record = create(&server, &module, &json!({"large": large}));
+    visible(&server, &record);
+    // hapax always writes the payload with the seq; who repairs something by hand may not.
+    let table = format!("module_{module}.records");
+    world.admin().run(&format!(
+        "alter table {table} disable trigger user;
+         update {table} set seq = seq + 1, updated_at = clock_timestamp() where id = '{}';
+         alter table {table} enable trigger user",
+        text(&record, "id")
+    ));
+    visible(&server, &json!({"module": module, "id": record["id"], "seq": 2}));
+    let about = topic::about(&topic::records(&world), text(&record, "id"));
+    let update = about.iter().find(|value| value["op"] == "u").unwrap();
+    assert_eq!(update["after"]["payload"], "__debezium_unavailable_value", "this is what the test is about");
+    assert!(update["before"]["payload"].as_str().unwrap().contains(&large), "the row before has it");
+    assert_eq!(listed(&server, &module).0[0]["payload"], json!({"large": large}));
+    equal(&server, &module);
+}
+
 /// Everything is published again, by a slot that was copied before it was written, and by a second snapshot.
 #[test]
 fn t53_what_a_copied_slot_and_a_snapshot_publish_again_changes_nothing() {
@@ -160,8 +188,9 @@ fn t46_a_record_that_is_deleted_and_made_again_is_there_whatever_the_log_positio
     );
 }
 
-/// What was acknowledged: a record with its seq, whether it was deleted, and the time after the answer.
-type Acknowledged = Arc<Mutex<Vec<(Value, bool, Time)>>>;
+/// What was acknowledged: a record with its seq, when its deletion was sent if it was deleted, and the time after the
+/// answer.
+type Acknowledged = Arc<Mutex<Vec<(Value, Option<Time>, Time)>>>;
 
 fn write(server: &Server, until: &AtomicBool, acknowledged: &Acknowledged) {
     let mut live: Vec<Value> = Vec::new();
@@ -169,18 +198,19 @@ fn write(server: &Server, until: &AtomicBool, acknowledged: &Acknowledged) {
         if until.load(Ordering::SeqCst) && n > 40 {
             return;
         }
-        let (record, is_deleted) = match (n % 4, live.pop()) {
-            (1 | 2, Some(found)) => (update(server, &found, &json!({"n": n})), false),
-            (3, Some(found)) if n % 8 == 3 => (delete(server, &found), true),
+        let sent = SystemClock.now();
+        let (record, deleted) = match (n % 4, live.pop()) {
+            (1 | 2, Some(found)) => (update(server, &found, &json!({"n": n})), None),
+            (3, Some(found)) if n % 8 == 3 => (delete(server, &found), Some(sent)),
             (_, found) => {
                 live.extend(found);
-                (create(server, "orders", &json!({"n": n})), false)
+                (create(server, "orders", &json!({"n": n})), None)
             }
         };
-        if !is_deleted {
+        if deleted.is_none() {
             live.push(record.clone());
         }
-        acknowledged.lock().unwrap().push((record, is_deleted, SystemClock.now()));
+        acknowledged.lock().unwrap().push((record, deleted, SystemClock.now()));
         std::thread::sleep(Duration::from_millis(20)); // Connect, which starts meanwhile, needs the machine more
     }
 }
@@ -191,21 +221,22 @@ struct Seen {
     synced: Option<Time>,
     /// How many writes were acknowledged before that.
     writes: usize,
-    /// Records that are not in the answer: somebody must be deleting them.
-    gone: Vec<String>,
+    /// Records that are not in the answer, and when it had arrived: somebody must have sent their deletion before.
+    gone: Vec<(String, Time)>,
 }
 
 /// Reads, and checks that every write that was acknowledged before `lastSyncAt` is in the answer.
 fn witness(server: &Server, acknowledged: &Acknowledged) -> Seen {
     let known = acknowledged.lock().unwrap().clone(); // before the question
     let (rows, synced) = listed(server, "orders");
+    let arrived = SystemClock.now();
     let Some(synced) = synced.map(|synced| Time::parse(&synced).unwrap()) else { return Seen::default() };
     let rows: BTreeMap<&str, u64> =
         rows.iter().map(|row| (text(row, "id"), row["seq"].as_u64().unwrap())).collect();
     let (mut last, mut writes) = (BTreeMap::new(), 0);
-    for (record, is_deleted, at) in known.iter().filter(|(_, _, at)| *at < synced) {
+    for (record, deleted, at) in known.iter().filter(|(_, _, at)| *at < synced) {
         writes += 1;
-        last.insert(text(record, "id"), (record["seq"].as_u64().unwrap(), *is_deleted, at));
+        last.insert(text(record, "id"), (record["seq"].as_u64().unwrap(), deleted.is_some(), at));
     }
     let mut gone = Vec::new();
     for (id, (seq, is_deleted, at)) in last {
@@ -215,7 +246,7 @@ fn witness(server: &Server, acknowledged: &Acknowledged) -> Seen {
                 "{id} has seq {seq} (deleted: {is_deleted}) since {at}; the answer of {synced} has {found}"
             ),
             None if is_deleted => {}
-            None => gone.push(id.to_owned()),
+            None => gone.push((id.to_owned(), arrived)),
         }
     }
     Seen { synced: Some(synced), writes, gone }
@@ -266,11 +297,11 @@ fn t55_every_post_acknowledged_before_last_sync_at_is_in_the_answer_while_debezi
         "{} of {written}",
         seen.writes
     );
-    for id in gone {
-        assert!(
-            all.iter().any(|(record, is_deleted, _)| *is_deleted && text(record, "id") == id),
-            "{id} was missing"
-        );
+    for (id, arrived) in gone {
+        let is_its_deletion = |(record, sent, _): &(Value, Option<Time>, Time)| {
+            text(record, "id") == id && sent.is_some_and(|sent| sent < arrived)
+        };
+        assert!(all.iter().any(is_its_deletion), "{id} was missing in the answer of {arrived}");
     }
     println!(
         "{written} writes; {before} answers checked before the kill, {after} after it, up to {checked} writes in one"
@@ -310,7 +341,8 @@ fn took(server: &Server) -> Vec<Duration> {
     took
 }
 
-/// 99 of 100 writes are visible within five seconds. A machine that is busy with something else gets further measurements.
+/// 99 of 100 writes are visible within five seconds. A machine that is busy with something else gets further
+/// measurements, and then most of five must have been good: one that was lucky is not enough.
 #[test]
 fn a_write_is_visible_soon() {
     const PROMISED: Duration = Duration::from_secs(5);
@@ -318,8 +350,12 @@ fn a_write_is_visible_soon() {
     let server = world.serve();
     visible(&server, &create(&server, "orders", &json!({"first": true}))); // the feed has its partitions
     let mut measured = Vec::new();
-    while measured.last().is_none_or(|p99| *p99 >= PROMISED) {
-        assert!(measured.len() < 5, "p99: {measured:?}");
+    loop {
         measured.push(took(&server)[98]);
+        let good = measured.iter().filter(|p99| **p99 < PROMISED).count();
+        if good > measured.len() - good {
+            return;
+        }
+        assert!(measured.len() - good < 3, "p99: {measured:?}");
     }
 }

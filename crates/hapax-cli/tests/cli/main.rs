@@ -12,6 +12,7 @@ mod cross_layer;
 mod demo;
 mod doctor;
 mod erase;
+mod erase_rebuild;
 mod erase_servers;
 mod explain;
 mod filter;

@@ -349,6 +349,17 @@ fn t241_no_route_shows_another_tenant_on_postgres() {
     walk(dir, &place.slug, &serve, |args| token(dir, &[&place.as_owner()[..], args].concat()));
 }
 
+/// The same where the read model is in ClickHouse, which has a filter of tenants of its own.
+#[test]
+#[cfg(feature = "clickhouse")]
+fn t241_no_route_shows_another_tenant_on_clickhouse() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let database = crate::query_clickhouse::Database::new(dir);
+    run(dir, &["modules", "create", "orders"]).code(0);
+    walk(dir, "orders", &["--set", &database.set()], |args| token(dir, args));
+}
+
 /// Asks every route of a server that is started with these flags, and whose tokens are made like that.
 fn walk(dir: &Path, slug: &str, serve: &[&str], token: impl Fn(&[&str]) -> String) {
     let zebra = token(&["--role", "admin", "--tenant", ZEBRA]);

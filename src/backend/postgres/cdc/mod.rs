@@ -5,11 +5,15 @@
 //! table for each partition of the topic.
 //!
 //! A pulse says: whatever was acknowledged before its time lies before it in its partition. The time is
-//! read within the pulse's transaction, so it is earlier than the transaction's commit. A write that was
-//! acknowledged before that time had committed before it, so its commit comes first in the log. Debezium
+//! read before the pulse's transaction begins, so it is earlier than the transaction's commit. A write that
+//! was acknowledged before that time had committed before it, so its commit comes first in the log. Debezium
 //! reads transactions in the order of their commits and publishes in the order in which it reads; a key
 //! stays in its partition, and the producer keeps the order within one. What a snapshot reads is not in
 //! that order, so the pulses in a snapshot say nothing.
+//!
+//! Debezium may publish long after the commit, and the topic may have got more partitions by then: what lies
+//! before a pulse may be in one that the pulse does not know. So whoever reads a pulse counts the partitions
+//! afterwards, and passes by a pulse for fewer.
 
 mod check;
 
@@ -144,8 +148,7 @@ impl PgCdc {
         tx.commit().await.map_err(|e| translate(WHAT, e))
     }
 
-    /// The time of the database. A pulse of it is true if the partitions are counted afterwards: of one
-    /// that is added later, nothing before that time can be in it.
+    /// The time of the database, for a pulse that is stamped afterwards.
     pub async fn now(&self) -> Result<Time> {
         const WHAT: &str = "asking for the time";
         let sql = "select (extract(epoch from clock_timestamp()) * 1000000)::bigint";

@@ -99,7 +99,7 @@ pub fn records_grants_sql(schema: &str, roles: &Roles, modules: &[ModuleSlug]) -
             sql,
             "grant delete on {schema}.keys to {maintenance};\n\
              grant update on {schema}.keys_meta to {maintenance};\n\
-             grant select on {schema}.journal_meta, {schema}.records_meta, {schema}.record_modules to {maintenance};"
+             grant select on {schema}.journal_meta, {schema}.journal_head, {schema}.records_meta, {schema}.record_modules to {maintenance};"
         );
     }
     for module in modules {

@@ -1,5 +1,7 @@
 //! The records of all tenants, for a role that may see them.
 
+use std::collections::BTreeSet;
+
 use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, PgPool};
 
@@ -10,8 +12,9 @@ use crate::backend::postgres::connect;
 use crate::backend::postgres::database::{BEGIN, begin};
 use crate::backend::postgres::schema::check_name;
 use crate::clock::Time;
+use crate::erase::{name, tenant_of};
 use crate::error::{Error, Result};
-use crate::records::{LIST_BYTES_MAX, ModuleSlug, OfTenant, RECORD_BYTES, Scan, Snapshot, Uuid};
+use crate::records::{LIST_BYTES_MAX, ModuleSlug, Name, OfTenant, RECORD_BYTES, Scan, Snapshot, Uuid};
 
 const WHAT: &str = "reading the records of all tenants";
 
@@ -47,6 +50,27 @@ from_row! {
 from_row! { "o_",
     /// One row of [`PAGE`].
     struct Found { tenant: String, id: String, seq: i64, payload: Option<String>, created_us: i64, updated_us: i64 }
+}
+
+/// Heads of the journal, from one on.
+const HEADS: &str = "
+select h.tenant::text as h_tenant, h.aggregate::text as h_aggregate, h.last as h_last from {s}.journal_head h
+where (h.tenant, h.aggregate) > ($1::text collate \"C\", $2::text collate \"C\") and h.last > 0
+order by h.tenant, h.aggregate limit $3";
+
+/// Which of these records of a module are there.
+const THERE: &str = "
+select w.tenant::text as tenant, w.id::text as id from unnest($1::text[], $2::text[]) w(tenant, id)
+where exists (select from {table} r where r.tenant_id = w.tenant::uuid and r.id = w.id::uuid)";
+
+from_row! { "h_",
+    /// One row of [`HEADS`].
+    struct Head { tenant: String, aggregate: String, last: i64 }
+}
+
+from_row! {
+    /// One row of [`THERE`].
+    struct There { tenant: String, id: String }
 }
 
 /// Reads the records of all tenants. Its role is the owner of the modules, or that of maintenance
@@ -118,6 +142,77 @@ impl PgSnapshot {
             .map_err(|e| fail(WHAT, e))?;
         found.into_iter().map(|found| found.record(module)).collect()
     }
+
+    /// Refuses a role that does not see all records of these modules: a scan that ends halfway would leave its
+    /// reader with some of them.
+    fn must_see(modules: &[Known]) -> Result<()> {
+        let Some(Known { slug, .. }) = modules.iter().find(|module| !module.visible) else { return Ok(()) };
+        let what = format!(
+            "this role does not see the records of all tenants in module {slug}; use that of the owner, or name the role \
+             of maintenance (keys.maintenance_url; `hapax modules grants --maintenance-role ROLE` prints its rights)"
+        );
+        Err(Error::Refused { what, source: None })
+    }
+
+    /// A page of the journal's heads, and which of them are records of some modules.
+    async fn heads(
+        &self,
+        tx: &mut PgTx,
+        after: &(String, String),
+        limit: usize,
+    ) -> Result<(Option<(String, String)>, Vec<(Name, u64)>)> {
+        let heads: Vec<Head> = sqlx::query_as(AssertSqlSafe(HEADS.replace("{s}", &self.schema)))
+            .persistent(false)
+            .bind(&after.0)
+            .bind(&after.1)
+            .bind(count(limit as u64))
+            .fetch_all(&mut **tx)
+            .await
+            .map_err(|e| fail(WHAT, e))?;
+        let last = heads.last().map(|head| (head.tenant.clone(), head.aggregate.clone()));
+        let named = heads
+            .into_iter()
+            .filter_map(|head| Some((name(tenant_of(&head.tenant)?, &head.aggregate)?, head.last as u64)));
+        Ok((last, named.collect()))
+    }
+
+    /// Leaves out what is there, and what is of no module.
+    async fn without_there(
+        &self,
+        tx: &mut PgTx,
+        modules: &[Known],
+        heads: Vec<(Name, u64)>,
+    ) -> Result<Vec<(Name, u64)>> {
+        let mut gone: Vec<(Name, u64)> = Vec::new();
+        for Known { slug, .. } in modules {
+            let of_module: Vec<_> = heads.iter().filter(|(name, _)| name.module.as_str() == slug).collect();
+            let (tenants, ids): (Vec<String>, Vec<String>) =
+                of_module.iter().map(|(name, _)| (name.tenant.to_string(), name.id.to_string())).unzip();
+            if ids.is_empty() {
+                continue;
+            }
+            let there: Vec<There> =
+                sqlx::query_as(AssertSqlSafe(THERE.replace("{table}", &format!("module_{slug}.records"))))
+                    .persistent(false)
+                    .bind(tenants)
+                    .bind(ids)
+                    .fetch_all(&mut **tx)
+                    .await
+                    .map_err(|e| fail(WHAT, e))?;
+            let there: BTreeSet<_> = there.into_iter().map(|there| (there.tenant, there.id)).collect();
+            let is_there = |name: &Name| there.contains(&(name.tenant.to_string(), name.id.to_string()));
+            gone.extend(of_module.into_iter().filter(|(name, _)| !is_there(name)).cloned());
+        }
+        // As the journal has them: who goes on after the last one misses none.
+        gone.sort_by_cached_key(|(name, _)| key_of(name));
+        Ok(gone)
+    }
+}
+
+/// Where the head of a record is among the heads.
+fn key_of(name: &Name) -> (String, String) {
+    let tenant = if name.tenant.is_nil() { String::new() } else { name.tenant.to_string() };
+    (tenant, format!("{}/{}", name.module, name.id))
 }
 
 impl Found {
@@ -134,14 +229,7 @@ impl Snapshot for PgSnapshot {
     async fn snapshot(&self, scan: &Scan) -> Result<Vec<OfTenant>> {
         let mut tx = self.begin().await?;
         let modules = self.modules(&mut tx, scan).await?;
-        // Before the first row: a scan that ends halfway would leave its reader with some of the modules.
-        if let Some(Known { slug, .. }) = modules.iter().find(|module| !module.visible) {
-            let what = format!(
-                "this role does not see the records of all tenants in module {slug}; use that of the owner, or name the role \
-                 of maintenance (keys.maintenance_url; `hapax modules grants --maintenance-role ROLE` prints its rights)"
-            );
-            return Err(Error::Refused { what, source: None });
-        }
+        PgSnapshot::must_see(&modules)?; // before the first row
         for Known { slug, .. } in modules {
             let page = self.page(&mut tx, &ModuleSlug::new(slug)?, scan).await?;
             if !page.is_empty() {
@@ -149,6 +237,22 @@ impl Snapshot for PgSnapshot {
             }
         }
         Ok(Vec::new())
+    }
+
+    async fn gone(&self, after: Option<&Name>, limit: usize) -> Result<Vec<(Name, u64)>> {
+        let mut tx = self.begin().await?;
+        let modules = self.modules(&mut tx, &Scan::new(limit)).await?;
+        PgSnapshot::must_see(&modules)?;
+        let mut from = after.map(key_of).unwrap_or_default();
+        loop {
+            let (last, heads) = self.heads(&mut tx, &from, limit).await?;
+            let Some(last) = last else { return Ok(Vec::new()) };
+            let gone = self.without_there(&mut tx, &modules, heads).await?;
+            if !gone.is_empty() {
+                return Ok(gone);
+            }
+            from = last;
+        }
     }
 
     async fn now(&self) -> Result<Time> {

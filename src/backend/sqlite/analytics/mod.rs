@@ -52,6 +52,20 @@ impl SqliteReadModel {
         SqliteReadModel::open_with_clock(path, Arc::new(SystemClock))
     }
 
+    /// The same, and a file that has no rows yet takes rows of this generation only.
+    pub fn open_for(path: impl AsRef<Path>, generation: u16) -> Result<Self> {
+        let model = SqliteReadModel::open(path)?;
+        {
+            let conn = model.0.write.lock().unwrap_or_else(PoisonError::into_inner);
+            if schema::generation(&conn)?.is_none() {
+                immediate(&conn, "noting the generation of a read model", || {
+                    schema::of_generation(&conn, generation)
+                })?;
+            }
+        }
+        Ok(model)
+    }
+
     /// Opens a file that is there. It never makes one.
     pub fn open_existing(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
@@ -109,7 +123,9 @@ impl ReadModel for SqliteReadModel {
     async fn apply(&self, blocks: &[Block]) -> Result<()> {
         let blocks = blocks.to_vec();
         self.write("applying changes to a read model", move |conn| {
+            let generation = schema::generation(conn)?;
             for block in &blocks {
+                block.must_be_of(generation)?;
                 rows::apply(conn, block)?;
                 crate::crash_point!("analytics.applied");
             }
@@ -165,6 +181,10 @@ impl ReadModel for SqliteReadModel {
 
     async fn id(&self) -> Result<Option<Uuid>> {
         answer(self.0.read.send(|conn| schema::id(conn).map(Some))).await
+    }
+
+    async fn generation(&self) -> Result<Option<u16>> {
+        answer(self.0.read.send(schema::generation)).await
     }
 
     async fn now(&self) -> Result<Time> {

@@ -24,7 +24,8 @@ CREATE TABLE main.hapax_read_rejected (topic TEXT NOT NULL, number INTEGER NOT N
 ",
 // A new file has no row yet: its id comes with the row.
 "ALTER TABLE main.hapax_read_meta ADD COLUMN id BLOB;
-UPDATE main.hapax_read_meta SET id = randomblob(16)"];
+UPDATE main.hapax_read_meta SET id = randomblob(16)",
+"ALTER TABLE main.hapax_read_meta ADD COLUMN generation INTEGER"];
 
 /// The id of the read model.
 pub(super) fn id(conn: &Connection) -> Result<Uuid> {
@@ -32,6 +33,21 @@ pub(super) fn id(conn: &Connection) -> Result<Uuid> {
         .query_row("SELECT id FROM main.hapax_read_meta", [], |row| row.get(0))
         .doing("reading the id of a read model")?;
     Ok(Uuid::from_bytes(id))
+}
+
+/// The generation of the source whose rows the file takes; `None`: any.
+pub(super) fn generation(conn: &Connection) -> Result<Option<u16>> {
+    conn.prepare_cached("SELECT generation FROM main.hapax_read_meta")
+        .and_then(|mut statement| statement.query_row([], |row| row.get(0)))
+        .doing("reading the generation of a read model")
+}
+
+/// From now on the file takes rows of one generation: that of its rows, or this one if it has none.
+pub(super) fn of_generation(conn: &Connection, generation: u16) -> Result<()> {
+    let sql = "UPDATE main.hapax_read_meta SET generation = coalesce((SELECT max(generation) FROM main.hapax_read_row), ?1)
+               WHERE generation IS NULL";
+    conn.execute(sql, [generation]).doing("noting the generation of a read model")?;
+    Ok(())
 }
 
 const META: &str = "

@@ -22,8 +22,8 @@ use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::Tenant;
 use crate::records::{
-    Create, Delete, List, Listed, Module, ModuleSlug, Modules, OfTenant, Record, Records, Scan, Snapshot,
-    Update, Uuid, Write, no_module, tenant_id, written,
+    Create, Delete, List, Listed, Module, ModuleSlug, Modules, Name, OfTenant, Record, Records, Scan,
+    Snapshot, Update, Uuid, Write, no_module, tenant_id, written,
 };
 
 /// Records in the file of a journal. Clones share its connections.
@@ -227,6 +227,11 @@ impl Snapshot for SqliteRecords {
     async fn snapshot(&self, scan: &Scan) -> Result<Vec<OfTenant>> {
         let scan = scan.clone();
         answer(self.0.read.send(move |conn| rows::snapshot(conn, &scan))).await
+    }
+
+    async fn gone(&self, after: Option<&Name>, limit: usize) -> Result<Vec<(Name, u64)>> {
+        let after = after.cloned();
+        answer(self.0.read.send(move |conn| rows::gone(conn, after.as_ref(), limit))).await
     }
 
     async fn now(&self) -> Result<Time> {

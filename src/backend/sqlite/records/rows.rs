@@ -7,9 +7,11 @@ use super::schema::TRIGGERS;
 use crate::backend::sqlite::fault::Doing;
 use crate::backend::sqlite::scan::page;
 use crate::clock::Time;
+use crate::erase::{name, tenant_of};
 use crate::error::{Error, Result};
 use crate::records::{
-    Filling, Found, LIST_BYTES_MAX, List, Listed, Module, ModuleSlug, OfTenant, Payload, Record, Scan, Write,
+    Filling, Found, LIST_BYTES_MAX, List, Listed, Module, ModuleSlug, Name, OfTenant, Payload, Record, Scan,
+    Write,
 };
 
 /// Whether there is such a module.
@@ -167,6 +169,48 @@ pub(super) fn snapshot(conn: &Connection, scan: &Scan) -> Result<Vec<OfTenant>> 
         found.push(OfTenant { tenant: Uuid::from_bytes(tenant), record });
         if bytes >= LIST_BYTES_MAX {
             break;
+        }
+    }
+    Ok(found)
+}
+
+/// The next records that were deleted and are not there, by tenant and aggregate.
+pub(super) fn gone(conn: &Connection, after: Option<&Name>, limit: usize) -> Result<Vec<(Name, u64)>> {
+    let what = "reading the heads of deleted records";
+    let text = |tenant: Uuid| if tenant.is_nil() { String::new() } else { tenant.to_string() };
+    let mut at = after.map(|name| (text(name.tenant), format!("{}/{}", name.module, name.id)));
+    let mut tenants = conn
+        .prepare_cached(
+            "SELECT number, tenant FROM main.hapax_journal_tenant WHERE tenant >= ?1 ORDER BY tenant",
+        )
+        .doing(what)?;
+    let mut heads = conn
+        .prepare_cached(
+            "SELECT aggregate, head FROM main.hapax_journal_aggregate
+             WHERE tenant = ?1 AND aggregate > ?2 AND head > 0 ORDER BY aggregate",
+        )
+        .doing(what)?;
+    let mut there = conn
+        .prepare_cached("SELECT 1 FROM main.hapax_record WHERE module = ?1 AND tenant = ?2 AND id = ?3")
+        .doing(what)?;
+    let (mut found, from) = (Vec::new(), at.as_ref().map_or("", |(tenant, _)| tenant).to_owned());
+    let mut of_tenants = tenants.query([&from]).doing(what)?;
+    while let Some(tenant) = of_tenants.next().doing(what)? {
+        let (number, tenant): (i64, String) = (tenant.get(0).doing(what)?, tenant.get(1).doing(what)?);
+        let after = at.take().filter(|(of, _)| *of == tenant).map(|(_, aggregate)| aggregate);
+        let Some(tenant) = tenant_of(&tenant) else { continue };
+        let mut of_heads = heads.query(params![number, after.unwrap_or_default()]).doing(what)?;
+        while let Some(head) = of_heads.next().doing(what)? {
+            let aggregate: String = head.get(0).doing(what)?;
+            let Some(name) = name(tenant, &aggregate) else { continue };
+            let of = params![name.module.as_str(), name.tenant.into_bytes(), name.id.into_bytes()];
+            if there.exists(of).doing(what)? {
+                continue;
+            }
+            found.push((name, head.get::<_, i64>(1).doing(what)? as u64));
+            if found.len() >= limit {
+                return Ok(found);
+            }
         }
     }
     Ok(found)
