@@ -170,7 +170,8 @@ fn pictures_of_the_page_are_there_and_small() {
 /// T426: the page and the commands hide the same characters.
 #[test]
 fn t426_the_page_hides_what_the_commands_hide() {
-    let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("ui/src/text.tsx")).unwrap();
+    let text =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("ui/src/text.tsx")).unwrap();
     let (_, class) = text.split_once("const HIDDEN = /[").expect("text.tsx says what is hidden");
     let (class, _) = class.split_once("]/gu;").expect("it is a class of characters");
     let number = |text: &str| {
@@ -180,7 +181,9 @@ fn t426_the_page_hides_what_the_commands_hide() {
     let mut hidden = BTreeSet::new();
     let ranges = class.replace("}-\\u{", "}-u{");
     for range in ranges.split('\\').filter(|range| !range.is_empty()) {
-        let (from, to) = range.split_once("}-").map_or((range, range), |(_, to)| (&range[..=range.find('}').unwrap()], to));
+        let (from, to) = range
+            .split_once("}-")
+            .map_or((range, range), |(_, to)| (&range[..=range.find('}').unwrap()], to));
         hidden.extend(number(from)..=number(to));
     }
     for c in '\0'..=char::MAX {

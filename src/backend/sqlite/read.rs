@@ -418,7 +418,7 @@ pub(super) fn check(conn: &Connection) -> Result<Vec<Finding>> {
         findings.push(Finding { level: if fine { Level::Fine } else { Level::Refusal }, check, message });
     };
     let mode = text(fact("PRAGMA main.journal_mode")?);
-    report(mode == "wal", "journal mode", format!("the journal mode is {mode}; it must be wal"));
+    report(mode == "wal", "journal", format!("the journal mode is {mode}; it must be wal"));
     let synchronous = number(&fact("PRAGMA main.synchronous")?);
     report(
         synchronous >= 2,

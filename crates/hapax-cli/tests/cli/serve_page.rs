@@ -226,7 +226,8 @@ fn t423_a_resume_and_a_skip_are_carried_out_as_previewed() {
     let line = |id: &str, seq: u32, what: &str| {
         json!({"event_id": id, "aggregate_id": &id[..1], "seq": seq, "do": what}).to_string() + "\n"
     };
-    let lines = [line("a1", 1, "break"), line("a2", 2, ""), line("c1", 1, "break"), line("c2", 2, "")].concat();
+    let lines =
+        [line("a1", 1, "break"), line("a2", 2, ""), line("c1", 1, "break"), line("c2", 2, "")].concat();
     produce(dir, &lines);
     let command = Sample::Python.handler(dir, "if do == 'break': raise Fatal('no such order')");
     let strict = ["--order", "strict", "--on-dead", "park", "--first-seq", "1"];
@@ -242,8 +243,7 @@ fn t423_a_resume_and_a_skip_are_carried_out_as_previewed() {
         let tokens: serde_json::Map<_, _> =
             events.iter().map(|event| (id(event), event["token"].clone())).collect();
         let ids: Vec<_> = events.iter().map(id).collect();
-        let body =
-            json!({"scope": "mailer", "ids": ids, "tokens": tokens, "reason": "mended", "how": what});
+        let body = json!({"scope": "mailer", "ids": ids, "tokens": tokens, "reason": "mended", "how": what});
         (shown, server.post("/v1/parked/release", &admin, &body).is(200)["entries"].clone())
     };
     let of = |entries: &Value, id: &str| {
@@ -254,7 +254,10 @@ fn t423_a_resume_and_a_skip_are_carried_out_as_previewed() {
     let stays = of(&shown, "c2");
     assert_eq!(stays["changes"], false, "{shown}");
     assert!(stays["outcome"].as_str().unwrap().contains("never came"), "{shown}");
-    assert_eq!((&of(&done, "a1")["problem"], &of(&done, "a1")["after"]["state"]), (&Value::Null, &json!("retry")));
+    assert_eq!(
+        (&of(&done, "a1")["problem"], &of(&done, "a1")["after"]["state"]),
+        (&Value::Null, &json!("retry"))
+    );
     assert_eq!(of(&done, "c2")["problem"]["code"], "conflict", "{done}");
     // What was redriven meanwhile is neither parked nor dead: it stays, and says so.
     let again = json!({"scope": "mailer", "ids": ["a1"], "tokens": {"a1": of(&shown, "a1")["token"]}, "reason": "again"});
