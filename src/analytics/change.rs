@@ -216,14 +216,17 @@ fn change(received: &Received, kind: Option<&str>, tenant: Uuid, generation: u16
             numbered.unwrap_or("none")
         )));
     }
+    let updated_at = Time::parse(&body.updated_at)?;
+    let by_clock =
+        crate::crash_point::mutant!("version by wall time").then(|| (updated_at.as_micros() / 1000) as u64);
     Ok(Change {
         tenant,
         module,
         id,
-        version: Version::new(generation, body.seq)?,
+        version: Version::new(generation, by_clock.unwrap_or(body.seq))?,
         payload,
         created_at: Time::parse(&body.created_at)?,
-        updated_at: Time::parse(&body.updated_at)?,
+        updated_at,
         origin: received.origin.clone(),
         lsn: 0,
     })

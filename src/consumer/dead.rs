@@ -200,6 +200,9 @@ async fn publish(
         return Err(Error::Contended { what: what.into(), source: None });
     }
     let records: Vec<_> = entries.iter().map(|entry| record(context, entry)).collect();
+    if crate::crash_point::mutant!("dead letter marked before published") {
+        mark(context, &entries.iter().map(key).collect::<Vec<_>>()).await?;
+    }
     let answers = match context.bus.publish(topic, &records).await {
         Ok(answers) => answers,
         // The whole call failed, so the same error applies to each.

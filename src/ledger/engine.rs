@@ -8,6 +8,7 @@ use super::{
     Claim, Extend, Identity, Intervene, Intervened, Nonce, Outcome, Settings, Settle, Settled, Token, Week,
 };
 use crate::clock::Time;
+use crate::crash_point::mutant;
 use crate::error::{Error, Result};
 use crate::id::{Aggregate, Scope, Tenant};
 
@@ -78,7 +79,8 @@ fn claim_row(rows: &mut impl Rows, claim: &Claim, token: Token, settings: &Setti
         may_make(week, count, now, settings)?; // before anything is written, the scope included
     }
     let (scope, _) = rows.scope(claim.identity.tenant.as_ref(), &claim.identity.scope)?;
-    let dropped = barred.filter(|barred| scope <= *barred).map(|_| week);
+    let knows = |barred: &i32| scope <= *barred && !mutant!("claim without dropped weeks");
+    let dropped = barred.filter(knows).map(|_| week);
     let key = Key { week, scope, id: claim.identity.id.key().into_owned() };
     let row = rows.row(&key)?;
     if !made && row.is_none() && dropped.is_none() {
@@ -173,6 +175,8 @@ fn settle_row(rows: &mut impl Rows, settle: &Settle, settings: &Settings) -> Res
     let Some((key, row, head)) = load(rows, &settle.identity, settle.week)? else {
         return Ok(Settled::Fenced { state: None });
     };
+    let unfenced = mutant!("settle without token").then(|| Settle { token: row.token, ..settle.clone() });
+    let settle = unfenced.as_ref().unwrap_or(settle);
     let step = transition::settle(settle, Some(&row), &head, rows.now());
     store(rows, &key, &row, step.row.as_ref(), step.head.as_ref())?;
     Ok(step.answer)

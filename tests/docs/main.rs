@@ -6,4 +6,5 @@ mod support;
 mod deploy;
 mod pages;
 mod scripts;
+mod security;
 mod yaml;

@@ -95,7 +95,11 @@ impl WindowStage {
         let is_done = |queued: &Queued| {
             self.context.sighting_of(queued).is_some_and(|sighting| done.contains(&sighting))
         };
-        let (seen, unseen) = queued.into_iter().partition(is_done);
+        let (seen, unseen): (_, Vec<_>) = queued.into_iter().partition(is_done);
+        if crate::crash_point::mutant!("window before done") {
+            unseen.iter().for_each(|queued| self.on_done(queued));
+            self.remember(true);
+        }
         self.ask_next();
         Ok(Answered { seen, unseen, epoch })
     }

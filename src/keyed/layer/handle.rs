@@ -115,6 +115,11 @@ impl Leased {
             Handled::Answered(parts, body) => match self.routed.disposition(&parts, &body) {
                 Disposition::Kept => {
                     let answer = kept(&parts, &body);
+                    if crate::crash_point::mutant!("answer before key") {
+                        let (keys, lease) = (Arc::clone(&self.layer.keys), self.lease.clone());
+                        tokio::spawn(async move { keys.finish(&lease, &answer).await });
+                        return sent(parts, body);
+                    }
                     return self
                         .finish(answer)
                         .await

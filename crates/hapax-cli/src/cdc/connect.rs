@@ -61,7 +61,9 @@ impl Connect {
         }
         // Keep a provider that is installed already.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let client = Client::builder().timeout(PATIENCE).build().map_err(|error| bad(&error.to_string()))?;
+        // The connector's configuration has a password, which is for this address alone.
+        let client = Client::builder().timeout(PATIENCE).redirect(reqwest::redirect::Policy::none());
+        let client = client.build().map_err(|error| bad(&error.to_string()))?;
         Ok(Connect { client, url, shown: shown.to_owned(), name: name.to_owned() })
     }
 
@@ -221,5 +223,40 @@ impl Connect {
     /// Removes the connector. False if there is none.
     pub async fn remove(&self) -> Result<bool, Failure> {
         Ok(self.call(Method::DELETE, &self.of(&[]), "", None).await?.is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// A worker that sends the request elsewhere, and means the body too (307).
+    #[tokio::test]
+    async fn t450_a_password_for_connect_follows_no_redirect() {
+        let elsewhere = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let worker = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let to = format!("http://{}", elsewhere.local_addr().unwrap());
+        let url = format!("http://{}", worker.local_addr().unwrap());
+        let reached = tokio::spawn(async move { elsewhere.accept().await.map(drop) });
+        tokio::spawn(async move {
+            while let Ok((mut connection, _)) = worker.accept().await {
+                let mut request = Vec::new();
+                while !request.ends_with(b"}")
+                    && connection.read_buf(&mut request).await.is_ok_and(|read| read > 0)
+                {}
+                let answer = format!(
+                    "HTTP/1.1 307 Temporary Redirect\r\nlocation: {to}/\r\ncontent-length: 0\r\n\r\n"
+                );
+                let _ = connection.write_all(answer.as_bytes()).await;
+            }
+        });
+        let connect = Connect::new(&url, &url, "orders").ok().unwrap();
+        let properties = Properties::from([("database.password".to_owned(), "s3cret".to_owned())]);
+        let refused = connect.put(&properties).await;
+        assert!(!reached.is_finished(), "the password went to an address that nobody configured");
+        assert!(refused.is_err(), "a redirect is no success");
     }
 }
