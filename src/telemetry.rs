@@ -117,7 +117,7 @@ pub const METRICS: [Metric; 39] = [
     metric(REUSED, Kind::Counter, &[], "Deliveries of reused ids that were let pass as the original"),
     metric(DELIVERIES, Kind::Counter, &[SCOPE, "ending"], "Finished deliveries, by outcome"),
     metric(IN_FLIGHT, Kind::Gauge, &[SCOPE], "Deliveries in memory that are not finished"),
-    metric(DISTANCE, Kind::Gauge, &[SCOPE], "Received offsets that the watermark has not passed"),
+    metric(DISTANCE, Kind::Gauge, &[SCOPE], "Received offsets that the commit point has not passed"),
     metric(PAUSED, Kind::Gauge, &[SCOPE], "Partitions that pause because too much is in memory or held"),
     metric(HELD, Kind::Gauge, &[SCOPE], "Events that the scope holds in the ledger"),
     metric(LAG, Kind::Gauge, &[SCOPE], "Records behind the end of this process's partitions"),

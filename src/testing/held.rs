@@ -183,8 +183,9 @@ pub async fn c10_refused_of_a_dropped_week_is_kept(harness: &impl Harness) {
     assert_eq!(ledger.unpublished_dead(&scope(), &HeldQuery::all(), 9, None).await.unwrap().len(), 1);
 }
 
-/// The outlet has each death once: marked under its token, and again when it died again.
-pub async fn c2_the_outlet_copies_once_per_death(harness: &impl Harness) {
+/// An event is listed as unpublished once per death: not after it was marked under its token, and
+/// again after it died again.
+pub async fn c2_a_dead_event_is_published_once_per_death(harness: &impl Harness) {
     let ledger = open(harness).await;
     let mine = claim("e", lease());
     let mut stale = None;
