@@ -140,7 +140,7 @@ pub const METRICS: [Metric; 39] = [
     metric(relay::HOLES, Kind::Counter, &[RELAY], "Looks that ended before a position not committed yet"),
     metric(relay::OUTAGES, Kind::Counter, &[RELAY], "Times that the bus took nothing at all"),
     metric(relay::PULSES, Kind::Counter, &[RELAY, "outcome"], "Pulses, sent to every partition or dropped"),
-    metric(relay::LEADS, Kind::Counter, &[RELAY, "change"], "Changes of the lead"),
+    metric(relay::LEADS, Kind::Counter, &[RELAY, "change"], "Changes of leadership"),
     metric(feed::CHANGES, Kind::Counter, &[], "Changes that a read model has applied, with repeats"),
     metric(feed::REJECTED, Kind::Counter, &[], "Changes for a read model that could not be read"),
     metric(feed::LAG, Kind::Gauge, &[], "How long ago lastSyncAt of the read model is, in seconds"),

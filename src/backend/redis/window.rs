@@ -138,7 +138,7 @@ fn judge(info: &HashMap<String, String>) -> Vec<Finding> {
     let mut report = |level, check, message: String| findings.push(Finding { level, check, message });
     match of("maxmemory_policy") {
         "noeviction" => {
-            report(Level::Fine, "window.maxmemory_policy", "maxmemory-policy is noeviction".into())
+            report(Level::Fine, "window.maxmemory_policy", "maxmemory-policy is noeviction".into());
         }
         policy => report(
             Level::Warning,
