@@ -68,7 +68,7 @@ pub async fn redrive_and_retry_bring_back(harness: &impl Harness) {
     }
 }
 
-/// The names of two tenants' entries may be one text; their audit rows are told apart.
+/// The names of two tenants' entries may be one text; their audit rows differ.
 pub async fn t359_audit_rows_of_two_tenants_are_told_apart(harness: &impl Harness) {
     let ledger = open(harness).await;
     let named = |tenant: Option<&str>, scope: &str| {

@@ -7,7 +7,7 @@ use super::BusHarness;
 use super::kit::{DEADLINE, Recorder, Stage, assert_fenced, drive, until};
 use crate::bus::Bus;
 
-/// Two members share four partitions; what stays is not disturbed; every record is heard by one of them.
+/// Two members share four partitions; what stays is not disturbed; one of them receives each record.
 pub async fn b3_each_partition_has_one_member<H: BusHarness>(harness: &H) {
     let stage = Stage::new(harness, 4).await;
     let mut a = stage.member("a").await;
@@ -35,7 +35,7 @@ pub async fn b3_each_partition_has_one_member<H: BusHarness>(harness: &H) {
     b.leave().await;
 }
 
-/// Each group hears everything.
+/// Each group receives everything.
 pub async fn b3_groups_do_not_share<H: BusHarness>(harness: &H) {
     let stage = Stage::new(harness, 2).await;
     stage.fill(3).await;
@@ -179,7 +179,8 @@ pub async fn b6_who_never_gives_back_is_thrown_out<H: BusHarness>(harness: &H) {
     b.leave().await;
 }
 
-/// Who stands still loses everything, hears so when it comes back, and takes part again.
+/// A member that stands still loses all its partitions, learns of it when it comes back, and takes
+/// part again.
 pub async fn b7_a_silent_member_loses_its_partitions<H: BusHarness>(harness: &H) {
     let stage = Stage::new(harness, 2).await;
     stage.fill(5).await;
