@@ -325,7 +325,7 @@ async fn t79_one_budget_of_memory_for_the_whole_process() {
         let started = Arc::clone(started);
         move |_: &Event, _: &Run| {
             started.fetch_add(1, Ordering::SeqCst);
-            std::future::pending()
+            std::future::pending::<Handled>()
         }
     };
     let (ledger, ..) = world().await;

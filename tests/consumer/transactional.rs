@@ -121,7 +121,7 @@ struct Flaky {
 impl TransactionalHandler<PgTx> for Flaky {
     async fn handle(&self, tx: &mut PgTx, event: &Event) -> Handled {
         let fails =
-            || self.failures.try_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+            || self.failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
         if *event.id.as_str() == *self.id && fails().is_ok() {
             return Err(Failed::retryable("not yet"));
         }
@@ -370,7 +370,6 @@ async fn t31_postgres_cut_commits_of_a_consumer_lose_and_double_nothing() {
     let records: Vec<_> =
         (0..400).map(|n| record(None, serde_json::json!({"event_id": format!("e-{n}")}))).collect();
     let bus = bus(&records).await;
-    let insert = format!("insert into {table} (id) values ($1)");
     let cutting = tokio::spawn({
         let proxy = Arc::clone(&proxy);
         async move {

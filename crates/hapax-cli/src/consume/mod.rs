@@ -280,7 +280,7 @@ impl AtMostOnceHandler for Apply {
     }
 
     fn permits(&self) -> Option<&dyn Permits> {
-        LeasedHandler::permits(self)
+        LeasedHandler::<()>::permits(self)
     }
 }
 
