@@ -160,7 +160,7 @@ async fn look_through_windows(prefix: Option<&str>) {
 /// One delivery that meets a ledger that is away, and takes effect when it is back.
 async fn consume(prefix: Option<String>) {
     use hapax::bus::{Bus, BusEvent, Record as BusRecord, Subscription, TopicSettings, memory::MemoryBus};
-    use hapax::consumer::{Consumer, Handled, leased};
+    use hapax::consumer::{Consumer, Handled};
     let bus = Arc::new(MemoryBus::default());
     let orders = Topic::new("orders").unwrap();
     bus.create_topic(&orders, TopicSettings::new(1)).await.unwrap();
@@ -180,10 +180,10 @@ async fn consume(prefix: Option<String>) {
     let consumer = builder.with(move |settings| settings.telemetry_prefix = prefix).build().unwrap();
     let handle = consumer.handle();
     let counts = consumer
-        .run(leased(move |_, _| {
+        .leased(move |_: &Event, _: &hapax::guard::Run| {
             handle.stop();
             async { Handled::Ok(()) }
-        }))
+        })
         .await
         .unwrap();
     assert_eq!((counts["done"], counts["removed"]), (1, 1));

@@ -219,11 +219,12 @@ impl Build<'_> {
                 (end, seen) = (Instant::now() + self.wait, now);
             }
             if Instant::now() >= end {
-                let why = progress.away.unwrap_or_else(|| {
+                let reason = progress.away.unwrap_or_else(|| {
                     "no pulse has arrived in some partition: is `hapax serve` running, with the same settings?".into()
                 });
-                let what =
-                    format!("the second read model is not complete yet ({why}); run this again to continue");
+                let what = format!(
+                    "the second read model is not complete yet ({reason}); run this again to continue"
+                );
                 return Err(Error::Unavailable { what, source: None });
             }
             tokio::time::sleep(PAUSE).await;

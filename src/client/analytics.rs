@@ -96,8 +96,8 @@ impl Group {
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Tally {
-    /// The groups, by the text of their values. Without a grouping field it is one group, also if there
-    /// is no record.
+    /// The groups, by the text of their values. Without a grouping field there is one group, even if
+    /// no record matches.
     pub groups: Vec<Group>,
     /// Whether there are more groups than these.
     pub more: bool,

@@ -22,7 +22,7 @@ const TOOLS: [&str; 18] = [
     "HAPAX_TESTS_AT_ONCE",
     "HAPAX_FRESH",
     "HAPAX_RACES",
-    "HAPAX_RACE_LANES",
+    "HAPAX_RACE_DATABASES",
     "HAPAX_CASES",
     "HAPAX_SEED",
     "HAPAX_BLESS",

@@ -12,10 +12,10 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde::de::DeserializeOwned;
 
-use super::handle::{BatchHandled, Failed, Handled};
-use super::leased::{at_most_once, leased};
-use super::leased_batch::{LeasedEvent, leased_batch};
-use super::transactional::{BatchHandler, Transactional};
+use super::handle::{BatchHandled, Failed, Handled, Permits};
+use super::leased::{LeasedWorker, OnceWorker};
+use super::leased_batch::{LeasedBatchWorker, LeasedEvent};
+use super::transactional::{BatchHandler, TransactionalWorker};
 use super::{Consumer, Counts};
 use crate::error::Result;
 use crate::event::Event;
@@ -143,6 +143,11 @@ pub trait TransactionalBatchHandler<Tx, Args = ()>: Send + Sync + 'static {
 pub trait LeasedHandler<Args = ()>: Send + Sync + 'static {
     /// Makes the effect of one event.
     fn handle<'a>(&'a self, event: &'a Event, run: &'a Run) -> impl Future<Output = Handled> + Send + 'a;
+
+    /// Limits how many runs of this handler may be in progress at once.
+    fn permits(&self) -> Option<&dyn Permits> {
+        None
+    }
 }
 
 /// Makes the effects of many events elsewhere in one call, each under its own lease: for sinks that
@@ -191,6 +196,11 @@ pub trait LeasedBatchHandler<Args = ()>: Send + Sync + 'static {
 pub trait AtMostOnceHandler<Args = ()>: Send + Sync + 'static {
     /// Makes the effect of one event.
     fn handle<'a>(&'a self, event: &'a Event) -> impl Future<Output = Handled> + Send + 'a;
+
+    /// Limits how many runs of this handler may be in progress at once.
+    fn permits(&self) -> Option<&dyn Permits> {
+        None
+    }
 }
 
 /// A function with borrowed arguments whose future is `Send`, which `AsyncFn` bounds cannot
@@ -358,7 +368,8 @@ impl<L: TransactionalLedger> Consumer<L> {
         self,
         handler: impl TransactionalHandler<L::Transaction, Args>,
     ) -> Result<Counts> {
-        self.run(Transactional::new(PerEvent(handler, PhantomData))).await
+        let handler = PerEvent(handler, PhantomData);
+        self.run(|context, ledger| Arc::new(TransactionalWorker::new(context, ledger.clone(), handler))).await
     }
 
     /// Like [`transactional`](Self::transactional), with a handler for whole batches.
@@ -366,7 +377,8 @@ impl<L: TransactionalLedger> Consumer<L> {
         self,
         handler: impl TransactionalBatchHandler<L::Transaction, Args>,
     ) -> Result<Counts> {
-        self.run(Transactional::new(PerBatch(handler, PhantomData))).await
+        let handler = PerBatch(handler, PhantomData);
+        self.run(|context, ledger| Arc::new(TransactionalWorker::new(context, ledger.clone(), handler))).await
     }
 }
 
@@ -376,12 +388,7 @@ impl<L: Ledger> Consumer<L> {
     ///
     /// Gives up: a crash after the effect and before it is settled runs the handler again.
     pub async fn leased<Args: 'static>(self, handler: impl LeasedHandler<Args>) -> Result<Counts> {
-        let handler = Arc::new(handler);
-        self.run(leased(move |event: Event, run: Run| {
-            let handler = Arc::clone(&handler);
-            async move { handler.handle(&event, &run).await }
-        }))
-        .await
+        self.run(|context, _| Arc::new(LeasedWorker::new(context, handler))).await
     }
 
     /// Like [`leased`](Self::leased), with a handler for many events at a time: each has its own lease
@@ -405,7 +412,7 @@ impl<L: Ledger> Consumer<L> {
     /// # Ok(()) }
     /// ```
     pub async fn leased_batch<Args: 'static>(self, handler: impl LeasedBatchHandler<Args>) -> Result<Counts> {
-        self.run(leased_batch(handler)).await
+        self.run(|context, _| Arc::new(LeasedBatchWorker::new(context, handler))).await
     }
 
     /// Consumes until it is stopped, each event **at most once**: never twice, never retried
@@ -414,11 +421,6 @@ impl<L: Ledger> Consumer<L> {
     /// Gives up: an event that failed, timed out or crashed after its claim is `lost`. It is listed
     /// and counted, but not run again automatically.
     pub async fn at_most_once<Args: 'static>(self, handler: impl AtMostOnceHandler<Args>) -> Result<Counts> {
-        let handler = Arc::new(handler);
-        self.run(at_most_once(move |event: Event| {
-            let handler = Arc::clone(&handler);
-            async move { handler.handle(&event).await }
-        }))
-        .await
+        self.run(|context, _| Arc::new(OnceWorker::new(context, handler))).await
     }
 }

@@ -1,7 +1,6 @@
 //! Leased and at-most-once runs: claim, handle, settle, one delivery at a time.
 
-use std::future::Future;
-use std::sync::Arc;
+use std::marker::PhantomData;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -11,101 +10,31 @@ use super::Passed;
 use super::arrival::{Arrival, Ending};
 use super::claim::{ConsumerContext, away};
 use super::dead::unclaimed_record;
-use super::handle::{Failed, Handled, Permits, within};
-use super::worker::{Guarantee, Worker};
+use super::handle::{Failed, Handled, within};
+use super::handler::{AtMostOnceHandler, LeasedHandler};
+use super::worker::Worker;
 use crate::error::Error;
 use crate::event::Event;
 use crate::guard::{Lease, Run, reason_of};
-use crate::ledger::{Ledger, Outcome, Verdict};
+use crate::ledger::{Outcome, Verdict};
 
-/// At least once, one live lease at a time: **exactly once if the sink dedups on the key** that the
-/// handler gets. Gives up: a crash after the effect runs the handler again.
-#[derive(Clone)]
-pub struct Leased<F> {
-    handler: F,
-    permits: Option<Arc<dyn Permits>>,
-}
-
-impl<F> Leased<F> {
-    /// Handlers run only with a permit. The time limit of a run starts when it has one.
-    #[must_use]
-    pub fn permits(self, permits: Arc<dyn Permits>) -> Self {
-        Leased { permits: Some(permits), ..self }
-    }
-}
-
-/// Runs a closure under a lease, with a key and token to pass on to the sink. Programs use
-/// [`Consumer::leased`](super::Consumer::leased).
-pub fn leased<F, R>(handler: F) -> Leased<F>
-where
-    F: Fn(Event, Run) -> R + Send + Sync + 'static,
-    R: Future<Output = Handled> + Send,
-{
-    Leased { handler, permits: None }
-}
-
-/// At most once: never twice, never retried. Gives up: an event that failed, timed out or crashed
-/// after its claim is `lost`. It is listed and counted, but not run again automatically.
-#[derive(Clone)]
-pub struct AtMostOnce<F> {
-    handler: F,
-    permits: Option<Arc<dyn Permits>>,
-}
-
-impl<F> AtMostOnce<F> {
-    /// Events are claimed, and their handlers run, only with a permit.
-    #[must_use]
-    pub fn permits(self, permits: Arc<dyn Permits>) -> Self {
-        AtMostOnce { permits: Some(permits), ..self }
-    }
-}
-
-/// Runs a closure at most once per event. Programs use
-/// [`Consumer::at_most_once`](super::Consumer::at_most_once).
-pub fn at_most_once<F, R>(handler: F) -> AtMostOnce<F>
-where
-    F: Fn(Event) -> R + Send + Sync + 'static,
-    R: Future<Output = Handled> + Send,
-{
-    AtMostOnce { handler, permits: None }
-}
-
-impl<L, F, R> Guarantee<L> for Leased<F>
-where
-    L: Ledger,
-    F: Fn(Event, Run) -> R + Send + Sync + 'static,
-    R: Future<Output = Handled> + Send,
-{
-    fn worker(self, context: ConsumerContext, _: &L) -> Arc<dyn Worker> {
-        Arc::new(LeasedWorker { context, handler: self.handler, permits: self.permits })
-    }
-}
-
-impl<L, F, R> Guarantee<L> for AtMostOnce<F>
-where
-    L: Ledger,
-    F: Fn(Event) -> R + Send + Sync + 'static,
-    R: Future<Output = Handled> + Send,
-{
-    fn worker(self, context: ConsumerContext, _: &L) -> Arc<dyn Worker> {
-        Arc::new(OnceWorker { context, handler: self.handler, permits: self.permits })
-    }
-}
-
-struct LeasedWorker<F> {
+/// Runs deliveries under a lease.
+pub(super) struct LeasedWorker<H, Args> {
     context: ConsumerContext,
-    handler: F,
-    permits: Option<Arc<dyn Permits>>,
+    handler: H,
+    _args: PhantomData<fn() -> Args>,
+}
+
+impl<H, Args> LeasedWorker<H, Args> {
+    pub(super) fn new(context: ConsumerContext, handler: H) -> Self {
+        LeasedWorker { context, handler, _args: PhantomData }
+    }
 }
 
 #[async_trait]
-impl<F, R> Worker for LeasedWorker<F>
-where
-    F: Fn(Event, Run) -> R + Send + Sync + 'static,
-    R: Future<Output = Handled> + Send,
-{
+impl<H: LeasedHandler<Args>, Args: 'static> Worker for LeasedWorker<H, Args> {
     async fn work_one(&self, arrival: &mut Arrival) -> Ending {
-        let (event, delivery) = (arrival.event.clone(), arrival.delivery());
+        let delivery = arrival.delivery();
         let settings = self.context.lease_settings(arrival);
         let outcome = match self.context.core.lease_on(delivery, settings, self.context.holds(arrival)).await
         {
@@ -123,21 +52,17 @@ where
             }
             Outcome::First(lease) => {
                 arrival.ran = true;
-                self.run(event, lease, arrival).await
+                self.run(lease, arrival).await
             }
             other => self.context.unclaimed(other, arrival).await,
         }
     }
 }
 
-impl<F, R> LeasedWorker<F>
-where
-    F: Fn(Event, Run) -> R + Send + Sync + 'static,
-    R: Future<Output = Handled> + Send,
-{
-    async fn run(&self, event: Event, mut lease: Lease, arrival: &Arrival) -> Ending {
+impl<H: LeasedHandler<Args>, Args: 'static> LeasedWorker<H, Args> {
+    async fn run(&self, mut lease: Lease, arrival: &Arrival) -> Ending {
         crate::crash_point!("consumer.after-claim");
-        let work = self.in_turn(event, lease.info());
+        let work = self.in_turn(&arrival.event, lease.info());
         let work = tracing::Instrument::instrument(work, arrival.span.clone());
         let handled = tokio::select! {
             handled = lease.run(work) => handled,
@@ -165,22 +90,16 @@ where
             }
         }
     }
-}
 
-impl<F, R> LeasedWorker<F>
-where
-    F: Fn(Event, Run) -> R + Send + Sync + 'static,
-    R: Future<Output = Handled> + Send,
-{
     /// Waits for a permit, then runs the handler. Returns its result and how long it took, or
     /// `None` if no more handlers may run.
-    async fn in_turn(&self, event: Event, run: Run) -> Option<(Handled, Duration)> {
-        let permit = match &self.permits {
+    async fn in_turn(&self, event: &Event, run: Run) -> Option<(Handled, Duration)> {
+        let permit = match self.handler.permits() {
             Some(permits) => Some(permits.permit(Some(run.key())).await?),
             None => None,
         };
         let began = Instant::now();
-        let handled = within(self.context.settings.handler_timeout, (self.handler)(event, run)).await;
+        let handled = within(self.context.settings.handler_timeout, self.handler.handle(event, &run)).await;
         drop(permit);
         Some((handled, began.elapsed()))
     }
@@ -244,24 +163,27 @@ pub(super) fn settled<T>(answer: crate::error::Result<T>, ending: Ending) -> End
     }
 }
 
-struct OnceWorker<F> {
+/// Runs deliveries at most once.
+pub(super) struct OnceWorker<H, Args> {
     context: ConsumerContext,
-    handler: F,
-    permits: Option<Arc<dyn Permits>>,
+    handler: H,
+    _args: PhantomData<fn() -> Args>,
+}
+
+impl<H, Args> OnceWorker<H, Args> {
+    pub(super) fn new(context: ConsumerContext, handler: H) -> Self {
+        OnceWorker { context, handler, _args: PhantomData }
+    }
 }
 
 #[async_trait]
-impl<F, R> Worker for OnceWorker<F>
-where
-    F: Fn(Event) -> R + Send + Sync + 'static,
-    R: Future<Output = Handled> + Send,
-{
+impl<H: AtMostOnceHandler<Args>, Args: 'static> Worker for OnceWorker<H, Args> {
     async fn work_one(&self, arrival: &mut Arrival) -> Ending {
-        let (event, delivery) = (arrival.event.clone(), arrival.delivery());
+        let delivery = arrival.delivery();
         let limit = self.context.settings.handler_timeout;
         // Get the permit before the claim. After the claim the event counts as started, and is lost
         // if it does not end.
-        let _permit = match &self.permits {
+        let _permit = match self.handler.permits() {
             None => None,
             Some(permits) => tokio::select! {
                 permit = permits.permit(None) => match permit {
@@ -284,7 +206,7 @@ where
         crate::crash_point!("consumer.after-claim");
         let began = Instant::now();
         let handled = tokio::select! {
-            handled = within(limit, (self.handler)(event)) => handled,
+            handled = within(limit, self.handler.handle(&arrival.event)) => handled,
             () = arrival.cancelled() => Err(Failed::fatal("the process was stopped before the handler finished")),
         };
         let took = began.elapsed();

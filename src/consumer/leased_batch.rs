@@ -6,7 +6,6 @@
 use std::future::Future;
 use std::marker::PhantomData;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -19,11 +18,11 @@ use super::claim::{ConsumerContext, away};
 use super::handle::{BatchHandled, Failed, ended_within};
 use super::handler::LeasedBatchHandler;
 use super::leased::{PAUSE, release_lease, settle_failure, settled};
-use super::worker::{Guarantee, Worker};
+use super::worker::Worker;
 use crate::error::Error;
 use crate::event::Event;
 use crate::guard::{Lease, Run};
-use crate::ledger::{Ledger, Outcome, Verdict};
+use crate::ledger::{Outcome, Verdict};
 
 /// An event of a leased batch.
 #[derive(Debug, Clone)]
@@ -35,29 +34,17 @@ pub struct LeasedEvent {
     pub run: Run,
 }
 
-/// At least once for many events at a time, each under its own lease. Gives up: a crash after the
-/// effects runs the handler again, for every event that was not settled.
-pub struct LeasedBatch<H, Args> {
-    handler: H,
-    _args: PhantomData<fn() -> Args>,
-}
-
-/// Runs `handler` for batches of leased events, with an outcome for each. Programs use
-/// [`Consumer::leased_batch`](super::Consumer::leased_batch).
-pub fn leased_batch<Args, H: LeasedBatchHandler<Args>>(handler: H) -> LeasedBatch<H, Args> {
-    LeasedBatch { handler, _args: PhantomData }
-}
-
-impl<L: Ledger, Args: 'static, H: LeasedBatchHandler<Args>> Guarantee<L> for LeasedBatch<H, Args> {
-    fn worker(self, context: ConsumerContext, _: &L) -> Arc<dyn Worker> {
-        Arc::new(LeasedBatchWorker { context, handler: self.handler, _args: PhantomData })
-    }
-}
-
-struct LeasedBatchWorker<H, Args> {
+/// Runs deliveries in batches, each delivery under its own lease.
+pub(super) struct LeasedBatchWorker<H, Args> {
     context: ConsumerContext,
     handler: H,
     _args: PhantomData<fn() -> Args>,
+}
+
+impl<H, Args> LeasedBatchWorker<H, Args> {
+    pub(super) fn new(context: ConsumerContext, handler: H) -> Self {
+        LeasedBatchWorker { context, handler, _args: PhantomData }
+    }
 }
 
 #[async_trait]

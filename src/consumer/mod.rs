@@ -76,21 +76,12 @@ pub use handler::{
     AtMostOnceHandler, ByEvent, Decoded, FromEvent, Json, LeasedBatchHandler, LeasedHandler,
     TransactionalBatchHandler, TransactionalHandler,
 };
-pub use leased::{AtMostOnce, Leased};
-#[doc(hidden)]
-pub use leased::{at_most_once, leased};
-#[doc(hidden)]
-pub use leased_batch::leased_batch;
-pub use leased_batch::{LeasedBatch, LeasedEvent};
+pub use leased_batch::LeasedEvent;
 pub use meter::Progress;
 pub use offsets::CommitPoint;
 pub use order::{KeyQueues, QueueId, QueueRun};
 pub use passed::Passed;
 pub use settings::{ConsumerSettings, OutagePolicy, Wants};
-pub use transactional::{BatchHandler, Transactional};
-#[doc(hidden)]
-pub use transactional::{Batched, Each, HandledIn, transactional, transactional_batch};
-pub use worker::Guarantee;
 
 use crate::bus::{Bus, Subscription, TopicSettings};
 use crate::error::{Error, Result};
@@ -176,13 +167,12 @@ impl<L: Ledger> Consumer<L> {
         &self.settings
     }
 
-    /// Consumes until it is stopped or cannot continue. Returns how many deliveries ended in which
-    /// way. Start-up checks run first and refuse whatever would break the guarantee.
-    ///
-    /// Programs call [`leased`](Self::leased), [`at_most_once`](Self::at_most_once) or
-    /// [`transactional`](Self::transactional), which take a handler.
-    #[doc(hidden)]
-    pub async fn run(self, guarantee: impl Guarantee<L>) -> Result<Counts> {
+    /// Consumes with this worker until it is stopped or cannot continue. Returns how many deliveries
+    /// ended in which way. Start-up checks run first and refuse whatever would break the guarantee.
+    async fn run(
+        self,
+        worker: impl FnOnce(claim::ConsumerContext, &L) -> Arc<dyn worker::Worker>,
+    ) -> Result<Counts> {
         let findings = check(&*self.bus, self.guard.ledger(), self.window.as_deref(), &self.settings).await?;
         refuse(&findings)?;
         self.make_dead_topics().await;
@@ -212,7 +202,7 @@ impl<L: Ledger> Consumer<L> {
             ledger: pipeline::LedgerHealth::new(Arc::clone(&context.ledger), Arc::clone(&meter), epoch),
             held: held::HeldFeed::new(context.clone(), Arc::clone(&meter)),
             dead_letters: dead::DeadLetterOutlet::new(context.clone()),
-            worker: guarantee.worker(context.clone(), self.guard.ledger()),
+            worker: worker(context.clone(), self.guard.ledger()),
             subscriber: context.bus.subscribe(subscription).await?,
             stop: self.handle.stop.subscribe(),
             context,

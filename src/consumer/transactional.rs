@@ -14,102 +14,17 @@
 mod batch;
 mod one;
 
-use std::future::Future;
-use std::marker::PhantomData;
-use std::pin::Pin;
-use std::sync::Arc;
-
 use async_trait::async_trait;
 
-use super::claim::ConsumerContext;
+pub(super) use self::batch::TransactionalWorker;
 use super::handle::Handled;
-use super::worker::{Guarantee, Worker};
 use crate::event::Event;
 use crate::ledger::TransactionalLedger;
 
 /// Runs in the transaction and makes its effects through it. All the events are new, and those of
 /// each key are in order.
 #[async_trait]
-pub trait BatchHandler<L: TransactionalLedger>: Send + Sync + 'static {
+pub(super) trait BatchHandler<L: TransactionalLedger>: Send + Sync + 'static {
     /// Makes the effects of all events. An error undoes all of them; the batch is then split.
     async fn handle(&self, tx: &mut L::Transaction, events: &[Event]) -> Handled;
-}
-
-/// Exactly once, through any crash: claim and effects are one transaction. Gives up: effects
-/// anywhere but in the ledger's database. Anything a handler does outside its transaction is
-/// repeated when it runs again.
-pub struct Transactional<L, H> {
-    handler: H,
-    _ledger: PhantomData<fn() -> L>,
-}
-
-impl<L, H> Transactional<L, H> {
-    pub(super) fn new(handler: H) -> Self {
-        Transactional { handler, _ledger: PhantomData }
-    }
-}
-
-/// A handler's future, which borrows its transaction.
-pub type HandledIn<'a> = Pin<Box<dyn Future<Output = Handled> + Send + 'a>>;
-
-/// Runs a closure per event in the transaction of its claim; many of them share one transaction.
-/// Programs use [`Consumer::transactional`](super::Consumer::transactional).
-pub fn transactional<L, F>(handler: F) -> Transactional<L, Each<F>>
-where
-    L: TransactionalLedger,
-    F: for<'a> Fn(&'a mut L::Transaction, &'a Event) -> HandledIn<'a> + Send + Sync + 'static,
-{
-    Transactional { handler: Each(handler), _ledger: PhantomData }
-}
-
-/// Runs a closure per batch of events. Programs use
-/// [`Consumer::transactional_batch`](super::Consumer::transactional_batch).
-pub fn transactional_batch<L, F>(handler: F) -> Transactional<L, Batched<F>>
-where
-    L: TransactionalLedger,
-    F: for<'a> Fn(&'a mut L::Transaction, &'a [Event]) -> HandledIn<'a> + Send + Sync + 'static,
-{
-    Transactional { handler: Batched(handler), _ledger: PhantomData }
-}
-
-/// A handler per event.
-pub struct Each<F>(F);
-
-/// A handler per batch.
-pub struct Batched<F>(F);
-
-#[async_trait]
-impl<L, F> BatchHandler<L> for Each<F>
-where
-    L: TransactionalLedger,
-    F: for<'a> Fn(&'a mut L::Transaction, &'a Event) -> HandledIn<'a> + Send + Sync + 'static,
-{
-    async fn handle(&self, tx: &mut L::Transaction, events: &[Event]) -> Handled {
-        for (at, event) in events.iter().enumerate() {
-            (self.0)(tx, event).await.map_err(|failed| failed.at(at))?;
-        }
-        Ok(())
-    }
-}
-
-#[async_trait]
-impl<L, F> BatchHandler<L> for Batched<F>
-where
-    L: TransactionalLedger,
-    F: for<'a> Fn(&'a mut L::Transaction, &'a [Event]) -> HandledIn<'a> + Send + Sync + 'static,
-{
-    async fn handle(&self, tx: &mut L::Transaction, events: &[Event]) -> Handled {
-        (self.0)(tx, events).await
-    }
-}
-
-impl<L: TransactionalLedger, H: BatchHandler<L>> Guarantee<L> for Transactional<L, H> {
-    fn worker(self, context: ConsumerContext, ledger: &L) -> Arc<dyn Worker> {
-        Arc::new(batch::TransactionalWorker {
-            context,
-            ledger: ledger.clone(),
-            handler: self.handler,
-            markers: Arc::default(),
-        })
-    }
 }

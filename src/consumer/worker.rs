@@ -1,28 +1,16 @@
 //! Workers run deliveries: one per guarantee.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use async_trait::async_trait;
 
 use super::arrival::{Arrival, Ending};
-use super::claim::ConsumerContext;
 use crate::bus::Partition;
 use crate::error::Result;
-use crate::ledger::Ledger;
-
-/// A handler with its guarantee, for a ledger that supports it. An unsupported combination does not
-/// compile.
-pub trait Guarantee<L: Ledger>: Send {
-    /// Creates the worker that runs deliveries.
-    #[doc(hidden)]
-    fn worker(self, context: ConsumerContext, ledger: &L) -> Arc<dyn Worker>;
-}
 
 /// The offsets of a partition that were in flight when a process died.
-#[doc(hidden)]
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Suspects {
+pub(crate) struct Suspects {
     pub(crate) partition: Partition,
     /// The highest of them.
     pub(crate) last: i64,
@@ -33,9 +21,8 @@ pub struct Suspects {
 }
 
 /// Runs deliveries. A worker for batches gets several queues at once, each in order.
-#[doc(hidden)]
 #[async_trait]
-pub trait Worker: Send + Sync + 'static {
+pub(crate) trait Worker: Send + Sync + 'static {
     /// The most deliveries per call; 1 means one by one.
     fn batch_max(&self) -> usize {
         1

@@ -95,7 +95,7 @@ pub async fn archive(
         match journal.acquire_leadership(&settings.relay, &settings.owner, settings.lease).await? {
             Leadership::Acquired { token, checkpoint } => (token, checkpoint),
             Leadership::Taken { by, until } => {
-                let what = format!("{by} archives this journal already (until {until})");
+                let what = format!("{by} is archiving this journal (until {until})");
                 return Err(Error::Contended { what, source: None });
             }
         };

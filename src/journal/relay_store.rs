@@ -147,8 +147,7 @@ pub(crate) fn may_be_forgotten(
     state: Option<RelayState>,
     now: Time,
 ) -> Result<RelayState> {
-    let state =
-        state.ok_or_else(|| Error::NotFound(format!("relay {relay} has never followed this journal")))?;
+    let state = state.ok_or_else(|| Error::NotFound(format!("this journal has no relay {relay}")))?;
     match &state.until {
         Some(until) if state.owner.is_some() && *until > now => {
             let by = state.owner.as_ref().map_or("someone", Owner::as_str);

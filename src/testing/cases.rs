@@ -147,7 +147,7 @@ macro_rules! __conformance_cases {
                 c6_what_was_overtaken_is_due_and_stale
                 c5_refused_is_dead_beside_every_order
                 c10_refused_of_a_dropped_week_is_kept
-                c2_the_outlet_copies_once_per_death
+                c2_a_dead_event_is_published_once_per_death
                 t120_dead_letters_of_all_tenants_come_oldest_first
                 held_events_of_other_topics_are_left
                 a_reserved_dead_event_is_for_one_copier

@@ -125,7 +125,7 @@ pub async fn c7_was_committed(harness: &impl Harness) {
     }
 }
 
-/// Too much metadata, an impossible seq, a missing time: such a row is told so, and its neighbours are granted.
+/// Too much metadata, an impossible seq, a missing time: such a row is refused, and its neighbours are granted.
 pub async fn c8_bad_row_harms_only_itself(harness: &impl Harness) {
     let ledger = open(harness).await;
     let mut big = claim("big", lease());
@@ -165,7 +165,7 @@ pub async fn c8_bad_settling_harms_only_itself(harness: &impl Harness) {
     assert_eq!(there(&ledger, &claims[1]).await.state, State::Leased);
 }
 
-/// One id twice in a batch: the first one wins, the other is told the truth, as if they had come one after the other.
+/// One id twice in a batch: the first one wins, the other gets the answer it would get if it came later.
 pub async fn c8_same_id_twice_in_a_batch(harness: &impl Harness) {
     let ledger = open(harness).await;
     let claims = [

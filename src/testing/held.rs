@@ -132,7 +132,7 @@ pub async fn c6_hold_parks_what_would_wait(harness: &impl Harness) {
     assert_eq!(ledger.due(&scope(), &HeldQuery::all(), 9).await.unwrap().held, 0);
 }
 
-/// A parked one whose aggregate has moved past it is due, so that it is told so and leaves.
+/// A parked event whose aggregate has moved past it is due, so that its claim ends it as stale.
 pub async fn c6_what_was_overtaken_is_due_and_stale(harness: &impl Harness) {
     let ledger = open(harness).await;
     let six = latest(6);
@@ -183,8 +183,9 @@ pub async fn c10_refused_of_a_dropped_week_is_kept(harness: &impl Harness) {
     assert_eq!(ledger.unpublished_dead(&scope(), &HeldQuery::all(), 9, None).await.unwrap().len(), 1);
 }
 
-/// The outlet has each death once: marked under its token, and again when it died again.
-pub async fn c2_the_outlet_copies_once_per_death(harness: &impl Harness) {
+/// An event is listed as unpublished once per death: not after it was marked under its token, and
+/// again after it died again.
+pub async fn c2_a_dead_event_is_published_once_per_death(harness: &impl Harness) {
     let ledger = open(harness).await;
     let mine = claim("e", lease());
     let mut stale = None;
@@ -308,7 +309,7 @@ pub async fn t120_dead_letters_of_all_tenants_come_oldest_first(harness: &impl H
     assert_eq!(look(7, Some(LEASE)).await, [&ids[3..], &["fresh".to_owned()]].concat());
 }
 
-/// The same claim again is told the same about the run before.
+/// The same claim again gets the same answer about the run before.
 pub async fn c7_a_repeat_is_as_suspect_as_the_first(harness: &impl Harness) {
     let ledger = open(harness).await;
     first(&ledger, &claim("e", lease_beside())).await;

@@ -278,7 +278,7 @@ pub async fn metadata_has_a_limit(harness: &impl Harness) {
     assert_invalid(crate::ledger::Metadata::new("{\"a\":"), "JSON");
 }
 
-/// An id of the year 2090 is told so and changes nothing, not even the list of scopes or weeks.
+/// An id of the year 2090 is refused and changes nothing, not even the list of scopes or weeks.
 pub async fn far_future_ids_are_invalid_and_change_nothing(harness: &impl Harness) {
     let ledger = open(harness).await;
     first(&ledger, &claim("e", Mode::Done)).await;

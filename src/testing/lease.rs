@@ -93,7 +93,7 @@ fn is_first(outcome: &crate::Result<Outcome>) -> bool {
     matches!(outcome, Ok(Outcome::First(_)))
 }
 
-/// A token that is no longer the current one changes nothing, whatever it says, and is told so.
+/// A token that is no longer the current one changes nothing, whatever it asks for, and the answer is `Fenced`.
 pub async fn c2_stale_token_cannot_settle(harness: &impl Harness) {
     let ledger = open(harness).await;
     let zombie = claim("e", lease());

@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::id::Scope;
 use crate::ledger::{Claim, Marker, Outcome, Settings, Settle, Settled};
 
-/// A memory ledger on a clock that moves only when told to.
+/// A memory ledger on a clock that moves only when the test moves it.
 #[derive(Debug)]
 pub struct MemoryHarness {
     clock: ManualClock,

@@ -68,7 +68,7 @@ pub async fn redrive_and_retry_bring_back(harness: &impl Harness) {
     }
 }
 
-/// The names of two tenants' entries may be one text; their audit rows are told apart.
+/// The names of two tenants' entries may be one text; their audit rows differ.
 pub async fn t359_audit_rows_of_two_tenants_are_told_apart(harness: &impl Harness) {
     let ledger = open(harness).await;
     let named = |tenant: Option<&str>, scope: &str| {
@@ -385,8 +385,8 @@ pub async fn t69_what_was_killed_takes_its_bytes_from_the_next_delivery(harness:
         let later = Claim { body: Some(Record::default()), ..another(&delivery) };
         expect(&ledger, &later, if state == "lost" { "duplicate" } else { "dead" }).await;
         assert_eq!(there(&ledger, &mine).await, after, "{state}: it keeps the first ones");
-        let outlet = ledger.unpublished_dead(&mine.identity.scope, &query, 10, None).await.unwrap();
-        assert_eq!(outlet.len(), usize::from(state != "lost"), "{state}: a dead letter goes out");
+        let unpublished = ledger.unpublished_dead(&mine.identity.scope, &query, 10, None).await.unwrap();
+        assert_eq!(unpublished.len(), usize::from(state != "lost"), "{state}: a dead letter goes out");
         assert!(!intervene(&ledger, &mine, what).await.unwrap().needs_delivery());
         let due = ledger.due(&mine.identity.scope, &query, 10).await.unwrap().entries;
         assert_eq!(due.len(), 1, "{state}: it runs by itself");

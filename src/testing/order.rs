@@ -182,7 +182,7 @@ pub async fn order_strict_from_first_seen(harness: &impl Harness) {
     }
 }
 
-/// A gap is waited for as long as told; then the aggregate is parked, not skipped, and the missing one frees it.
+/// A claim waits for a gap until the gap timeout; then the aggregate is parked, not skipped, and the missing one frees it.
 pub async fn order_strict_gap_parks_after_its_timeout(harness: &impl Harness) {
     let ledger = open(harness).await;
     run(&ledger, &strict(1)).await;

@@ -30,7 +30,7 @@ pub type Fault = Box<dyn FnMut(&Record) -> Option<Error> + Send>;
 /// Whether a record is slow.
 type Slow = Box<dyn Fn(&Record) -> bool + Send>;
 
-/// A bus that refuses records on order, and does not answer while it is told to.
+/// A bus that refuses records, or does not answer, when the test says so.
 pub struct FaultyBus {
     inner: Arc<dyn Bus>,
     fault: Mutex<Fault>,

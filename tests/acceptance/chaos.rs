@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::support::world::{World, event, numbered, play, record, signal, until, world};
 use hapax::Event;
-use hapax::consumer::{Failed, leased};
+use hapax::consumer::Failed;
 use hapax::guard::Run;
 use hapax::ledger::{ConsumerStore as _, HeldQuery, Intervene, Intervention, Operations as _, State};
 
@@ -70,8 +70,8 @@ async fn a_group_of_three_on_kafka_copies_each_dead_letter_once() {
             .build()
             .unwrap();
         let handle = consumer.handle();
-        let fail = leased(|_: Event, _: Run| async { Err(Failed::fatal("no")) });
-        members.push((handle, tokio::spawn(consumer.run(fail))));
+        let fail = |_: &Event, _: &Run| async { Err(Failed::fatal("no")) };
+        members.push((handle, tokio::spawn(consumer.leased(fail))));
     }
     until("two partitions each", || async { members.iter().all(|(of, _)| of.progress().partitions == 2) })
         .await;

@@ -22,7 +22,7 @@ use crate::support::world::{World, event, play, record, until};
 use hapax::backend::postgres::PgLedger;
 use hapax::backend::redis::RedisWindow;
 use hapax::bus::Record;
-use hapax::consumer::{Consumer, ConsumerHandle, transactional};
+use hapax::consumer::{Consumer, ConsumerHandle};
 use hapax::ledger::{Claims as _, Identity, Operations as _, State, SweepSettings};
 use hapax::testing::kit;
 use hapax::window::{OnOutage, OutageWindow, Sighting, Window, WindowSettings};
@@ -69,15 +69,7 @@ impl metrics::Recorder for Counters {
 /// Runs a consumer in this process, with effects in the world's record.
 fn run(world: &World, consumer: Consumer<PgLedger>) -> (ConsumerHandle, Running) {
     let handle = consumer.handle();
-    let insert = format!("insert into {} (id, worker) values ($1, 0)", world.effects());
-    let running = tokio::spawn(consumer.run(transactional::<PgLedger, _>(move |tx, event| {
-        let insert = insert.clone();
-        Box::pin(async move {
-            sqlx::query(AssertSqlSafe(insert)).bind(event.id.to_string()).execute(&mut **tx).await?;
-            Ok(())
-        })
-    })));
-    (handle, running)
+    (handle, tokio::spawn(consumer.transactional(world::Effects { table: world.effects(), worker: 0 })))
 }
 
 type Running = tokio::task::JoinHandle<hapax::Result<hapax::consumer::Counts>>;
@@ -242,7 +234,7 @@ async fn the_membership_survives_an_outage_longer_than_the_session() {
         changes() - before
     );
     assert_eq!((changes(), doubled, paused), (before, 0, 2));
-    assert!(away > 0, "the pipeline heard of it");
+    assert!(away > 0, "the pipeline noticed");
     handle.stop();
     running.await.unwrap().unwrap();
 }

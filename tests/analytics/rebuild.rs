@@ -140,38 +140,38 @@ async fn t53_a_new_generation_leaves_no_ghosts_and_the_old_one_answers_meanwhile
     after.publish(&bus, "records-2").await;
     // Nothing feeds a model of the first generation with rows of the second.
     let mixed = Feed::new(Arc::clone(&bus), first.clone(), settings("records-2", 2).feed).unwrap();
-    let told = mixed.run().await.unwrap_err();
-    assert!(matches!(&told, Error::Schema(told) if told.contains("hapax analytics rebuild")), "{told}");
+    let error = mixed.run().await.unwrap_err();
+    assert!(matches!(&error, Error::Schema(error) if error.contains("hapax analytics rebuild")), "{error}");
 
     let reader = ClickHouseReadModel::open_existing(&database.url()).unwrap();
     let asking = tokio::spawn(async move {
-        let mut told = Vec::new();
-        while told.last() != Some(&25) {
-            told.push(count(&reader).await.unwrap());
+        let mut counts = Vec::new();
+        while counts.last() != Some(&25) {
+            counts.push(count(&reader).await.unwrap());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        told
+        counts
     });
     let model = ClickHouseReadModel::open_existing(&database.url()).unwrap();
     let rebuilt = built(&model, &bus, &after, &settings("records-2", 2)).await.unwrap();
     let Rebuilt::Exchanged(verified) = rebuilt else { panic!("{rebuilt:?}") };
     assert_eq!((verified.source.total().records, &verified.source), (25, &verified.model));
-    let told = tokio::time::timeout(Duration::from_secs(60), asking).await.unwrap().unwrap();
+    let counts = tokio::time::timeout(Duration::from_secs(60), asking).await.unwrap().unwrap();
     assert!(
-        told.iter().all(|count| [40, 25].contains(count)),
-        "an answer of one model or the other: {told:?}"
+        counts.iter().all(|count| [40, 25].contains(count)),
+        "an answer of one model or the other: {counts:?}"
     );
     assert_eq!(count(&model).await.unwrap(), 25, "what the restore undid is gone");
     equal(&model, &after, 2).await;
     assert_eq!((second_tables(&database).as_str(), model.generation().await.unwrap()), ("0", Some(2)));
 
     // The feed of the first generation ends, and a process that knew nothing of it adds nothing.
-    let told = tokio::time::timeout(Duration::from_secs(60), feeding).await.unwrap().unwrap().unwrap_err();
-    assert!(matches!(told, Error::Schema(_)), "{told}");
+    let error = tokio::time::timeout(Duration::from_secs(60), feeding).await.unwrap().unwrap().unwrap_err();
+    assert!(matches!(error, Error::Schema(_)), "{error}");
     handle.stop();
     let late = ClickHouseReadModel::open_existing(&database.url()).unwrap();
-    let told = late.apply(&[ghost(77, 1)]).await.unwrap_err();
-    assert!(matches!(&told, Error::Schema(told) if told.contains("generation")), "{told}");
+    let error = late.apply(&[ghost(77, 1)]).await.unwrap_err();
+    assert!(matches!(&error, Error::Schema(error) if error.contains("generation")), "{error}");
     assert_eq!(count(&model).await.unwrap(), 25);
 }
 
@@ -278,15 +278,18 @@ async fn t53_a_table_that_was_taken_over_is_written_and_exchanged_by_its_last_ow
     apply(&first.model(), ghost(2, 1)).await;
     let second = filling(false).await;
     apply(&second.model(), ghost(3, 1)).await;
-    for told in [first.model().apply(&[ghost(4, 1)]).await, first.exchange().await] {
-        assert!(matches!(&told, Err(Error::Schema(told)) if told.contains("another rebuild")), "{told:?}");
+    for error in [first.model().apply(&[ghost(4, 1)]).await, first.exchange().await] {
+        assert!(
+            matches!(&error, Err(Error::Schema(error)) if error.contains("another rebuild")),
+            "{error:?}"
+        );
     }
     assert_eq!(model.id().await.unwrap(), id, "the first still serves");
     second.exchange().await.unwrap();
     assert_ne!(model.id().await.unwrap(), id);
     assert_eq!(count(&model).await.unwrap(), 2);
-    let told = second.exchange().await.unwrap_err();
-    assert!(matches!(told, Error::Schema(_)), "{told:?}");
+    let error = second.exchange().await.unwrap_err();
+    assert!(matches!(error, Error::Schema(_)), "{error:?}");
     assert_eq!(count(&model).await.unwrap(), 2, "nothing is put back");
     // Anew: what was filled before is gone.
     apply(&filling(false).await.model(), ghost(5, 1)).await;

@@ -273,8 +273,8 @@ async fn a_clock_that_is_set_back_keeps_no_dead_alive() {
     still.silence(true);
     // Its last sign of life lies an hour ahead of what the clock says now.
     let mut member = bus.subscribe(subscription).await.unwrap();
-    let heard = tokio::time::timeout(Duration::from_mins(1), member.next()).await.expect("an heir");
-    let BusEvent::Assigned(given) = heard.unwrap() else { panic!("an assignment comes first") };
+    let first = tokio::time::timeout(Duration::from_mins(1), member.next()).await.expect("an heir");
+    let BusEvent::Assigned(given) = first.unwrap() else { panic!("an assignment comes first") };
     assert_eq!(given[0].partition, partition(0));
     still.silence(false);
     assert_eq!(dead.next().await.unwrap(), BusEvent::Lost(before));

@@ -123,8 +123,8 @@ struct Stage {
     bus: EmbeddedBus,
     file: PathBuf,
     say: mpsc::UnboundedSender<(usize, String)>,
-    hear: mpsc::UnboundedReceiver<(usize, String)>,
-    heard: Story,
+    lines: mpsc::UnboundedReceiver<(usize, String)>,
+    story: Story,
     /// The highest commit seen of each partition.
     committed: BTreeMap<i32, i64>,
     published: usize,
@@ -137,9 +137,9 @@ impl Stage {
         let file = dir.path().join("bus.db");
         let bus = EmbeddedBus::open(&file).unwrap();
         bus.create_topic(&topic(), TopicSettings::new(PARTITIONS)).await.unwrap();
-        let (say, hear) = mpsc::unbounded_channel();
-        let (heard, committed) = (Story::default(), BTreeMap::new());
-        Stage { bus, file, say, hear, heard, committed, published: 0, _dir: dir }
+        let (say, lines) = mpsc::unbounded_channel();
+        let (story, committed) = (Story::default(), BTreeMap::new());
+        Stage { bus, file, say, lines, story, committed, published: 0, _dir: dir }
     }
 
     fn spawn(&self, child: usize) -> Child {
@@ -165,8 +165,8 @@ impl Stage {
     /// Publishes a little, hears a little, and looks at the commits, until something is so.
     async fn until(&mut self, what: &str, so: impl Fn(&Story) -> bool) {
         let started = tokio::time::Instant::now();
-        while !so(&self.heard) {
-            assert!(started.elapsed() < DEADLINE, "waited {DEADLINE:?} for: {what}; {:?}", self.heard.holds);
+        while !so(&self.story) {
+            assert!(started.elapsed() < DEADLINE, "waited {DEADLINE:?} for: {what}; {:?}", self.story.holds);
             if self.published < 3000 {
                 let records: Vec<_> = (0..PARTITIONS).map(|_| Record::default()).collect();
                 for answer in self.bus.publish(&topic(), &records).await.unwrap() {
@@ -175,12 +175,12 @@ impl Stage {
                 }
             }
             if let Ok(Some((child, line))) =
-                tokio::time::timeout(Duration::from_millis(20), self.hear.recv()).await
+                tokio::time::timeout(Duration::from_millis(20), self.lines.recv()).await
             {
-                self.heard.take(child, &line);
+                self.story.take(child, &line);
             }
-            while let Ok((child, line)) = self.hear.try_recv() {
-                self.heard.take(child, &line);
+            while let Ok((child, line)) = self.lines.try_recv() {
+                self.story.take(child, &line);
             }
             self.look().await;
         }
@@ -217,13 +217,13 @@ fn until_stopped(process: &Child) {
     }
 }
 
-fn shared(heard: &Story, by: &[usize]) -> bool {
-    let all: Vec<i32> = by.iter().filter_map(|child| heard.holds.get(child)).flatten().copied().collect();
+fn shared(story: &Story, by: &[usize]) -> bool {
+    let all: Vec<i32> = by.iter().filter_map(|child| story.holds.get(child)).flatten().copied().collect();
     let different: BTreeSet<i32> = all.iter().copied().collect();
     let each = PARTITIONS as usize / by.len();
     all.len() == different.len()
         && different.len() == PARTITIONS as usize
-        && by.iter().all(|child| heard.holds.get(child).is_some_and(|held| held.len() == each))
+        && by.iter().all(|child| story.holds.get(child).is_some_and(|held| held.len() == each))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -235,12 +235,12 @@ async fn a_group_survives_a_kill_and_a_stop() {
     let mut killed = stage.spawn(0);
     let stopped = stage.spawn(1);
     let _steady = stage.spawn(2);
-    stage.until("two each", |heard| shared(heard, &[0, 1, 2])).await;
+    stage.until("two each", |story| shared(story, &[0, 1, 2])).await;
 
     signal(&killed, "-KILL");
     killed.wait().await.unwrap();
-    stage.heard.holds.remove(&0);
-    stage.until("three each", |heard| shared(heard, &[1, 2])).await;
+    stage.story.holds.remove(&0);
+    stage.until("three each", |story| shared(story, &[1, 2])).await;
 
     {
         // Stopped outside of a transaction: one that stands still with the file locked would hold up everybody.
@@ -251,10 +251,10 @@ async fn a_group_survives_a_kill_and_a_stop() {
         until_stopped(&stopped);
         lock.execute_batch("ROLLBACK").unwrap();
     }
-    stage.until("everything in the hands of one", |heard| heard.holds[&2].len() == PARTITIONS as usize).await;
+    stage.until("everything in the hands of one", |story| story.holds[&2].len() == PARTITIONS as usize).await;
     signal(&stopped, "-CONT");
-    stage.until("the stopped one to hear of it", |heard| heard.lost.get(&1) == Some(&3)).await;
-    stage.until("three each again", |heard| shared(heard, &[1, 2])).await;
+    stage.until("the stopped one to learn of it", |story| story.lost.get(&1) == Some(&3)).await;
+    stage.until("three each again", |story| shared(story, &[1, 2])).await;
 
     // Nothing is lost: everything that was published was delivered to somebody, and everything is committed in the end.
     let mut ends = BTreeMap::new();
@@ -264,9 +264,9 @@ async fn a_group_survives_a_kill_and_a_stop() {
     stage.published = usize::MAX; // no more of it
     let all = ends.clone();
     stage
-        .until("everything to be delivered", move |heard| {
+        .until("everything to be delivered", move |story| {
             all.iter().all(|(number, end)| {
-                heard.delivered.get(number).is_some_and(|offsets| offsets.iter().copied().eq(0..*end))
+                story.delivered.get(number).is_some_and(|offsets| offsets.iter().copied().eq(0..*end))
             })
         })
         .await;

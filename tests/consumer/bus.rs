@@ -16,10 +16,11 @@ use hapax::bus::{
     Assignment, Bus, BusEvent, Capabilities, Partition, Record, Subscriber, Subscription, TopicInfo,
     TopicSettings,
 };
-use hapax::consumer::{Consumer, ConsumerBuilder, Failed, OutagePolicy, Passed, leased};
+use hapax::consumer::{Consumer, ConsumerBuilder, Failed, OutagePolicy, Passed};
 use hapax::error::Result;
+use hapax::guard::Run;
 use hapax::ledger::{Filter, Ledger, State};
-use hapax::{Error, Origin, Topic};
+use hapax::{Error, Event, Origin, Topic};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 
 /// What goes wrong.
@@ -94,21 +95,21 @@ impl Subscriber for Member {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        let mut heard = tokio::select! {
-            heard = self.0.next() => heard?,
+        let mut received = tokio::select! {
+            received = self.0.next() => received?,
             () = ends => return Err(Error::Refused { what: "a fault the test ordered".into(), source: None }),
         };
-        if let BusEvent::Assigned(_) = heard {
+        if let BusEvent::Assigned(_) = received {
             self.1.assigned.store(true, Ordering::SeqCst);
         }
-        if let BusEvent::Records(records) = &mut heard
+        if let BusEvent::Records(records) = &mut received
             && self.1.steps_back.load(Ordering::SeqCst)
         {
             for received in records {
                 received.origin.offset = 0;
             }
         }
-        Ok(heard)
+        Ok(received)
     }
     async fn pause(&mut self, partitions: &[Assignment]) -> Result<()> {
         if one_of(&self.1.pauses) { Err(away()) } else { self.0.pause(partitions).await }
@@ -201,7 +202,7 @@ async fn t256_the_lag_is_known_before_anything_is_read() {
     for lag in [10, 0] {
         let consumer = consumer(&bus).build().unwrap();
         let handle = consumer.handle();
-        let running = tokio::spawn(consumer.run(leased(|_: hapax::Event, _| async { Ok(()) })));
+        let running = tokio::spawn(consumer.leased(|_: &Event, _: &Run| async { Ok(()) }));
         until("it is known", || handle.progress().lag.is_some()).await;
         assert_eq!((handle.progress().lag, handle.progress().passed.len()), (Some(lag), 0));
         bus.1.fetch_stands.store(false, Ordering::SeqCst);
@@ -221,14 +222,15 @@ async fn t82_a_pause_or_a_resume_that_is_not_answered_is_asked_for_again() {
     let handle = consumer.handle();
     let seen = Arc::new(Mutex::new(BTreeSet::new()));
     let its = seen.clone();
-    let running = tokio::spawn(consumer.run(leased(move |event: hapax::Event, _| {
+    let running = tokio::spawn(consumer.leased(move |event: &Event, _: &Run| {
+        let event = event.clone();
         let its = its.clone();
         async move {
             tokio::time::sleep(Duration::from_millis(5)).await;
             its.lock().unwrap().insert(String::from(event.id.as_str()));
             Ok(())
         }
-    })));
+    }));
     until("the first forty", || running.is_finished() || seen.lock().unwrap().len() == 40).await;
     publish(&bus, &topic, 40..80).await;
     until("all events", || running.is_finished() || seen.lock().unwrap().len() == 80).await;
@@ -252,7 +254,7 @@ async fn t82_a_commit_that_is_refused_for_good_is_reported_of() {
     let (bus, topic) = world(faults, 1).await;
     let consumer = consumer(&bus).build().unwrap();
     let handle = consumer.handle();
-    let running = tokio::spawn(consumer.run(leased(|_, _| async { Ok(()) })));
+    let running = tokio::spawn(consumer.leased(|_: &Event, _: &Run| async { Ok(()) }));
     until("it is logged", || lines.count("no right to commit") > 0).await;
     publish(&bus, &topic, 1..20).await;
     until("all through", || handle.progress().passed.values().sum::<u64>() == 20).await;
@@ -275,7 +277,7 @@ async fn t74_offsets_that_retention_passed_are_logged_and_counted() {
     for (read, logged) in [(5, 0), (2, 1)] {
         let consumer = consumer(&bus).build().unwrap();
         let handle = consumer.handle();
-        let running = tokio::spawn(consumer.run(leased(|_, _| async { Ok(()) })));
+        let running = tokio::spawn(consumer.leased(|_: &Event, _: &Run| async { Ok(()) }));
         until("what is there", || handle.progress().passed.get(&Passed::Done) == Some(&read)).await;
         handle.stop();
         running.await.unwrap().unwrap();
@@ -293,7 +295,7 @@ async fn t76_an_offset_that_comes_again_under_one_epoch_is_an_error() {
     let (bus, topic) = world(Faults::default(), 5).await;
     let consumer = consumer(&bus).build().unwrap();
     let handle = consumer.handle();
-    let running = tokio::spawn(consumer.run(leased(|_, _| async { Ok(()) })));
+    let running = tokio::spawn(consumer.leased(|_: &Event, _: &Run| async { Ok(()) }));
     until("the first five", || handle.progress().passed.values().sum::<u64>() == 5).await;
     bus.1.steps_back.store(true, Ordering::SeqCst);
     publish(&bus, &topic, 5..6).await;
@@ -325,12 +327,12 @@ async fn t95_stuck_partitions_do_not_starve_a_healthy_one() {
     });
     let consumer = consumer.build().unwrap();
     let handle = consumer.handle();
-    let running = tokio::spawn(consumer.run(leased(|event: hapax::Event, _| async move {
-        if event.origin.is_some_and(|origin| origin.partition == 2) {
+    let running = tokio::spawn(consumer.leased(async |event: &Event, _: &Run| {
+        if event.origin.as_ref().is_some_and(|origin| origin.partition == 2) {
             return Ok(());
         }
         Err(Failed::retry_after("the sink is away", Duration::from_secs(3600)))
-    })));
+    }));
     let done = || handle.progress().passed.get("done").copied().unwrap_or_default();
     until("all of the healthy one", || done() == u64::try_from(healthy).unwrap()).await;
     let in_flight = handle.progress().in_flight;
@@ -357,7 +359,8 @@ async fn t96_an_end_by_an_error_gives_back_commits_and_leaves() {
     let handle = consumer.handle();
     let begun = Arc::new(AtomicBool::new(false));
     let its = Arc::clone(&begun);
-    let running = tokio::spawn(consumer.run(leased(move |event: hapax::Event, _| {
+    let running = tokio::spawn(consumer.leased(move |event: &Event, _: &Run| {
+        let event = event.clone();
         let its = Arc::clone(&its);
         async move {
             if event.id.as_str() == "e-1" {
@@ -366,7 +369,7 @@ async fn t96_an_end_by_an_error_gives_back_commits_and_leaves() {
             }
             Ok(())
         }
-    })));
+    }));
     until("one is done, one runs", || {
         begun.load(Ordering::SeqCst) && handle.progress().passed.get("done") == Some(&1)
     })
@@ -380,8 +383,8 @@ async fn t96_an_end_by_an_error_gives_back_commits_and_leaves() {
         Some(1)
     );
     let mut next = bus.0.subscribe(Subscription::new("mailer", [topic]).unwrap()).await.unwrap();
-    let heard = tokio::time::timeout(Duration::from_secs(60), next.next()).await;
-    assert!(matches!(heard, Ok(Ok(BusEvent::Assigned(_)))), "nobody waits for the session: {heard:?}");
+    let received = tokio::time::timeout(Duration::from_secs(60), next.next()).await;
+    assert!(matches!(received, Ok(Ok(BusEvent::Assigned(_)))), "nobody waits for the session: {received:?}");
 }
 
 /// A ledger that stands still, and answers neither claims nor settlings: a stop ends all the same, soon after its deadline.
@@ -397,10 +400,10 @@ async fn t96_a_stop_does_not_wait_for_a_ledger_that_stands_still() {
         let handle = consumer.handle();
         let begun = Arc::new(AtomicBool::new(!running_too));
         let its = Arc::clone(&begun);
-        let running = tokio::spawn(consumer.run(leased(move |_: hapax::Event, _| {
+        let running = tokio::spawn(consumer.leased(move |_: &Event, _: &Run| {
             its.store(true, Ordering::SeqCst);
             std::future::pending()
-        })));
+        }));
         until("it has its event", || begun.load(Ordering::SeqCst) && handle.progress().in_flight == 1).await;
         ledger.faults.stalled.store(true, Ordering::SeqCst);
         handle.stop();
@@ -429,7 +432,7 @@ async fn t96_contention_is_no_outage() {
             .build()
             .unwrap();
         let handle = consumer.handle();
-        let running = tokio::spawn(consumer.run(leased(|_, _| async { Ok(()) })));
+        let running = tokio::spawn(consumer.leased(|_: &Event, _: &Run| async { Ok(()) }));
         until("all through", || {
             running.is_finished() || handle.progress().passed.values().sum::<u64>() == 20
         })
@@ -450,7 +453,7 @@ async fn t82_a_ledger_that_refuses_for_good_ends_the_consumer() {
     let consumer = Consumer::builder(Arc::new(bus.clone()), ledger.clone()).scope("mailer").topic("orders");
     let consumer = consumer.build().unwrap();
     let handle = consumer.handle();
-    let running = tokio::spawn(consumer.run(leased(|_, _| async { Ok(()) })));
+    let running = tokio::spawn(consumer.leased(|_: &Event, _: &Run| async { Ok(()) }));
     until("the first one", || handle.progress().passed.get("done") == Some(&1)).await;
     ledger.faults.claims_lost.store(u32::MAX, Ordering::SeqCst);
     ledger.faults.now_refused.store(true, Ordering::SeqCst);

@@ -10,7 +10,8 @@ use hapax::backend::memory::MemoryLedger;
 use hapax::bus::memory::MemoryBus;
 use hapax::bus::{Bus, Record, TopicSettings};
 use hapax::clock::ManualClock;
-use hapax::consumer::{Consumer, ConsumerBuilder, Failed, leased};
+use hapax::consumer::{Consumer, ConsumerBuilder, Failed};
+use hapax::guard::Run;
 use hapax::id::{IdChain, IdSource};
 use hapax::ledger::{
     Claims as _, ConsumerStore as _, Entry, HeldQuery, Identity, Intervene, Intervention, Operations as _,
@@ -66,12 +67,12 @@ async fn t117_dead_letters_of_several_slow_topics_do_not_wait_for_each_other() {
     let bus = Gated::shut(&topics).await;
     let ledger = Arc::new(MemoryLedger::default());
     // They are dead before anybody copies, so that they are reserved together.
-    let broken = || leased(|_: Event, _| async { Err(Failed::fatal("no")) });
+    let broken = |_: &Event, _: &Run| async { Err(Failed::fatal("no")) };
     let first =
         consumer(bus.clone(), &ledger, &topics).with(|settings| settings.dead_topic = Some(String::new()));
     let first = first.build().unwrap();
     let handle = first.handle();
-    let running = tokio::spawn(first.run(broken()));
+    let running = tokio::spawn(first.leased(broken));
     for topic in topics {
         publish(&*bus, topic, &format!("of-{topic}")).await;
     }
@@ -82,7 +83,7 @@ async fn t117_dead_letters_of_several_slow_topics_do_not_wait_for_each_other() {
     let mut members = Vec::new();
     for _ in 0..2 {
         let member = consumer(bus.clone(), &ledger, &topics).build().unwrap();
-        members.push((member.handle(), tokio::spawn(member.run(broken()))));
+        members.push((member.handle(), tokio::spawn(member.leased(broken))));
     }
     until("all topics are asked", async || bus.under_way() == topics.len()).await;
     bus.open();
@@ -110,7 +111,7 @@ async fn t119_a_stop_waits_for_a_copy_under_way_but_not_for_ever() {
             .unwrap();
         let handle = consumer.handle();
         let mut running =
-            tokio::spawn(consumer.run(leased(|_: Event, _| async { Err(Failed::fatal("no")) })));
+            tokio::spawn(consumer.leased(|_: &Event, _: &Run| async { Err(Failed::fatal("no")) }));
         publish(&*bus, "orders", "e").await;
         until("it is being copied", async || bus.under_way() == 1).await;
         handle.stop();
@@ -139,7 +140,7 @@ async fn t250_a_member_does_not_copy_a_letter_again_that_it_still_has_under_way(
         .build()
         .unwrap();
     let handle = consumer.handle();
-    let running = tokio::spawn(consumer.run(leased(|_: Event, _| async { Err(Failed::fatal("no")) })));
+    let running = tokio::spawn(consumer.leased(|_: &Event, _: &Run| async { Err(Failed::fatal("no")) }));
     publish(&*bus, "a", "first").await;
     until("the first is being copied", async || bus.under_way() == 1).await;
     clock.advance(2 * reserve);
@@ -165,10 +166,10 @@ async fn t122_a_redriven_record_keeps_its_bytes_while_another_member_runs_it() {
     let ran = Arc::new(Mutex::new(Vec::new()));
     let handler = || {
         let ran = Arc::clone(&ran);
-        leased(move |event: Event, _| {
+        move |event: &Event, _: &Run| {
             ran.lock().unwrap().push((event.id.to_string(), event.payload.clone()));
             async { Ok(()) }
-        })
+        }
     };
     let scope = Scope::new("mailer").unwrap();
     let entry = async |id: &str| -> Entry {
@@ -178,7 +179,7 @@ async fn t122_a_redriven_record_keeps_its_bytes_while_another_member_runs_it() {
 
     let blind = consumer(bus.clone(), &ledger, &["orders"]).build().unwrap();
     let handle = blind.handle();
-    let running = tokio::spawn(blind.run(handler()));
+    let running = tokio::spawn(blind.leased(handler()));
     until("refused", async || handle.progress().passed.get("refused") == Some(&1)).await;
     handle.stop();
     running.await.unwrap().unwrap();
@@ -202,7 +203,7 @@ async fn t122_a_redriven_record_keeps_its_bytes_while_another_member_runs_it() {
         .with(|settings| settings.decoder.id = IdChain::new([IdSource::Pointer("/number".into())]).unwrap());
     let seeing = seeing.build().unwrap();
     let handle = seeing.handle();
-    let running = tokio::spawn(seeing.run(handler()));
+    let running = tokio::spawn(seeing.leased(handler()));
     // Left more than once: it is still there after it was left.
     until("it is left to the other member, or lost", async || {
         handle.progress().passed.get("left").is_some_and(|left| *left > 2)

@@ -2,19 +2,18 @@
 #![cfg(all(feature = "testing", feature = "postgres", feature = "sqlite"))]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use crate::support::handlers::Insert;
 use crate::support::postgres as support;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hapax::backend::memory::MemoryLedger;
-use hapax::backend::postgres::{Migrate, PgLedger};
-use hapax::backend::sqlite::SqliteLedger;
+use hapax::backend::postgres::{Migrate, PgLedger, PgTx};
+use hapax::backend::sqlite::{SqliteLedger, SqliteTransaction};
 use hapax::bus::memory::MemoryBus;
 use hapax::bus::{Bus, Record, TopicSettings};
-use hapax::consumer::{
-    Consumer, ConsumerBuilder, Failed, Guarantee, leased, transactional, transactional_batch,
-};
+use hapax::consumer::{Consumer, ConsumerBuilder, Counts, Failed, Handled, TransactionalHandler};
 use hapax::guard::Run;
 use hapax::ledger::{
     Claims, Entry, Filter, IdentityRule, Intervene, Intervention, Ledger, Operations, Settings, State,
@@ -52,14 +51,17 @@ fn consumer<L: Ledger>(bus: &Arc<MemoryBus>, ledger: L) -> ConsumerBuilder<L> {
 }
 
 /// Runs until so many deliveries are through, then drains.
-async fn run<L: Ledger>(
+async fn run<L: Ledger, R>(
     builder: ConsumerBuilder<L>,
-    guarantee: impl Guarantee<L> + 'static,
+    consume: impl FnOnce(Consumer<L>) -> R,
     passed: u64,
-) -> hapax::consumer::Counts {
+) -> Counts
+where
+    R: Future<Output = hapax::Result<Counts>> + Send + 'static,
+{
     let consumer = builder.build().unwrap();
     let handle = consumer.handle();
-    let running = tokio::spawn(consumer.run(guarantee));
+    let running = tokio::spawn(consume(consumer));
     support::until("all through", async || {
         assert!(!running.is_finished(), "it ended by itself");
         handle.progress().passed.values().sum::<u64>() == passed
@@ -67,6 +69,10 @@ async fn run<L: Ledger>(
     .await;
     handle.stop();
     running.await.unwrap().unwrap()
+}
+
+async fn nothing(_: &Event, _: &Run) -> Handled {
+    Ok(())
 }
 
 async fn dead(ledger: &impl Ledger) -> Vec<Entry> {
@@ -92,31 +98,20 @@ async fn postgres_a_deferred_constraint_fails_its_event_alone() {
     )
     .await;
     let bus = bus(&records(32)).await;
-    let insert = format!("insert into {table} values ($1)");
-    let (sql, id) = (insert.clone(), "e-7");
-    let counts = run(
-        consumer(&bus, ledger.clone()),
-        transactional::<PgLedger, _>(move |tx, event| {
-            let sql = sql.clone();
-            Box::pin(async move {
-                sqlx::query(AssertSqlSafe(sql)).bind(event.id.to_string()).execute(&mut **tx).await?;
-                Ok(())
-            })
-        }),
-        32,
-    )
-    .await;
+    let insert = Insert::into(&table);
+    let counts = run(consumer(&bus, ledger.clone()), |consumer| consumer.transactional(insert), 32).await;
     assert_eq!((counts["done"], counts["dead"]), (31, 1), "{counts:?}");
     let rows: i64 = support::ask(ledger.pool(), format!("select count(*) from {table}")).await;
     assert_eq!(rows, 31);
     let dead = dead(&ledger).await.remove(0);
-    assert_eq!((dead.identity.id.to_string().as_str(), dead.attempts), (id, 3));
+    assert_eq!((dead.identity.id.to_string().as_str(), dead.attempts), ("e-7", 3));
     assert!(dead.reason.as_deref().unwrap().contains("foreign key"), "{:?}", dead.reason);
 
     // Nobody looked before the commit: it says the same.
     let limit = Duration::from_secs(30);
     let mut tx = TransactionalLedger::begin(&ledger, limit, limit).await.unwrap();
-    sqlx::query(AssertSqlSafe(insert)).bind(id).execute(&mut *tx).await.unwrap();
+    let insert = format!("insert into {table} values ('e-7')");
+    sqlx::query(AssertSqlSafe(insert)).execute(&mut *tx).await.unwrap();
     let committed = TransactionalLedger::commit(&ledger, tx).await.unwrap();
     assert!(committed.unwrap_err().to_string().contains("foreign key"));
 }
@@ -136,17 +131,11 @@ async fn sqlite_a_deferred_constraint_fails_its_event_alone() {
         effects.execute("insert into orders values (?1)", [format!("e-{n}")]).unwrap();
     }
     let bus = bus(&records(16)).await;
-    let counts = run(
-        consumer(&bus, ledger.clone()),
-        transactional::<SqliteLedger, _>(|tx, event| {
-            Box::pin(async move {
-                tx.execute("insert into paid values (?1)", [event.id.to_string()])?;
-                Ok(())
-            })
-        }),
-        16,
-    )
-    .await;
+    let insert = async |tx: &mut SqliteTransaction, event: &Event| {
+        tx.execute("insert into paid values (?1)", [event.id.to_string()])?;
+        Handled::Ok(())
+    };
+    let counts = run(consumer(&bus, ledger.clone()), |consumer| consumer.transactional(insert), 16).await;
     assert_eq!((counts["done"], counts["dead"]), (15, 1), "{counts:?}");
     let paid: i64 = effects.query_row("select count(*) from paid", [], |row| row.get(0)).unwrap();
     assert_eq!(paid, 15);
@@ -159,28 +148,22 @@ async fn sqlite_a_deferred_constraint_fails_its_event_alone() {
 async fn postgres_an_outage_of_the_handlers_own_is_counted() {
     let ledger = support::ledger(8).await;
     let bus = bus(&records(16)).await;
-    let counts = run(
-        consumer(&bus, ledger.clone()),
-        transactional::<PgLedger, _>(move |tx, event| {
-            Box::pin(async move {
-                match event.id.to_string().as_str() {
-                    "e-3" => return Err(sqlx::Error::PoolTimedOut.into()),
-                    "e-5" => {
-                        let mut query = sqlx::QueryBuilder::<sqlx::Postgres>::new("select 1 where 1 in (");
-                        let mut list = query.separated(", ");
-                        for n in 0..70_000 {
-                            list.push_bind(n);
-                        }
-                        query.push(")").build().execute(&mut **tx).await?;
-                    }
-                    _ => {}
+    async fn handle(tx: &mut PgTx, event: &Event) -> Handled {
+        match event.id.to_string().as_str() {
+            "e-3" => return Err(sqlx::Error::PoolTimedOut.into()),
+            "e-5" => {
+                let mut query = sqlx::QueryBuilder::<sqlx::Postgres>::new("select 1 where 1 in (");
+                let mut list = query.separated(", ");
+                for n in 0..70_000 {
+                    list.push_bind(n);
                 }
-                Ok(())
-            })
-        }),
-        16,
-    )
-    .await;
+                query.push(")").build().execute(&mut **tx).await?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+    let counts = run(consumer(&bus, ledger.clone()), |consumer| consumer.transactional(handle), 16).await;
     assert_eq!((counts["done"], counts["dead"]), (14, 2), "{counts:?}");
     assert!(dead(&ledger).await.iter().all(|entry| entry.attempts == 3));
 }
@@ -190,17 +173,16 @@ fn sleep_of(schema: &str) -> String {
     format!("select pg_sleep(600) /* {schema} */")
 }
 
-fn sleepy(schema: &str) -> impl Guarantee<PgLedger> + 'static {
-    let sleep = sleep_of(schema);
-    transactional::<PgLedger, _>(move |tx, event| {
-        let sleep = sleep.clone();
-        Box::pin(async move {
-            if event.id.to_string() == "e-3" {
-                sqlx::query(AssertSqlSafe(sleep)).execute(&mut **tx).await?;
-            }
-            Ok(())
-        })
-    })
+/// Sleeps in the transaction of one event.
+struct Sleepy(String);
+
+impl TransactionalHandler<PgTx> for Sleepy {
+    async fn handle(&self, tx: &mut PgTx, event: &Event) -> Handled {
+        if event.id.to_string() == "e-3" {
+            sqlx::query(AssertSqlSafe(sleep_of(&self.0))).execute(&mut **tx).await?;
+        }
+        Ok(())
+    }
 }
 
 /// A handler's statement that never ends holds up neither its own failure nor its neighbours.
@@ -210,7 +192,8 @@ async fn postgres_a_handler_that_is_given_up_is_counted_soon() {
     let bus = bus(&records(8)).await;
     let builder =
         consumer(&bus, ledger.clone()).with(|settings| settings.handler_timeout = Duration::from_millis(300));
-    let counts = run(builder, sleepy(ledger.schema()), 8).await;
+    let sleepy = Sleepy(ledger.schema().to_owned());
+    let counts = run(builder, |consumer| consumer.transactional(sleepy), 8).await;
     assert_eq!((counts["done"], counts["dead"]), (7, 1), "{counts:?}");
     let dead = dead(&ledger).await.remove(0);
     println!("{:?}", dead.reason);
@@ -228,7 +211,7 @@ async fn postgres_a_stop_does_not_wait_for_a_statement() {
     });
     let consumer = builder.build().unwrap();
     let handle = consumer.handle();
-    let running = tokio::spawn(consumer.run(sleepy(ledger.schema())));
+    let running = tokio::spawn(consumer.transactional(Sleepy(ledger.schema().to_owned())));
     support::until("it sleeps", async || {
         let sql = format!(
             "select count(*) from pg_stat_activity where query = '{}' and state = 'active'",
@@ -255,18 +238,14 @@ async fn postgres_a_failure_that_comes_again_costs_its_neighbours_nothing() {
         settings.batch_max = 8;
         settings.attempts_max = 9;
     });
-    let counts = run(
-        builder,
-        transactional_batch::<PgLedger, _>(move |_, events| {
-            let bad = events.iter().any(|event| event.id.to_string() == "e-7");
-            if bad {
-                log.lock().unwrap().push(events.len());
-            }
-            Box::pin(async move { if bad { Err(Failed::retryable("bad")) } else { Ok(()) } })
-        }),
-        800,
-    )
-    .await;
+    let handler = move |_: &mut PgTx, events: &[Event]| {
+        let bad = events.iter().any(|event| event.id.to_string() == "e-7");
+        if bad {
+            log.lock().unwrap().push(events.len());
+        }
+        async move { if bad { Err(Failed::retryable("bad")) } else { Ok(()) } }
+    };
+    let counts = run(builder, |consumer| consumer.transactional_batch(handler), 800).await;
     assert_eq!((counts["done"], counts["dead"]), (799, 1));
     let sizes = shared.lock().unwrap().clone();
     let undone = sizes.iter().filter(|len| **len > 1).count();
@@ -281,18 +260,13 @@ async fn what_is_in_progress_elsewhere_uses_up_no_attempt() {
     let bus = bus(&records(1)).await;
     let asked = Arc::new(AtomicU32::new(0));
     let counter = Arc::clone(&asked);
-    let counts = run(
-        consumer(&bus, Arc::clone(&ledger)),
-        leased(move |_: Event, run: Run| {
-            let busy = counter.fetch_add(1, Ordering::SeqCst) < 10;
-            async move {
-                assert_eq!(run.attempt(), 1);
-                if busy { Err(Failed::in_progress("busy", Duration::ZERO)) } else { Ok(()) }
-            }
-        }),
-        1,
-    )
-    .await;
+    let handler = move |_: &Event, run: &Run| {
+        assert_eq!(run.attempt(), 1);
+        let busy = counter.fetch_add(1, Ordering::SeqCst) < 10;
+        async move { if busy { Err(Failed::in_progress("busy", Duration::ZERO)) } else { Ok(()) } }
+    };
+    let builder = consumer(&bus, Arc::clone(&ledger));
+    let counts = run(builder, |consumer| consumer.leased(handler), 1).await;
     assert_eq!((counts.get("done"), asked.load(Ordering::SeqCst)), (Some(&1), 11), "{counts:?}");
 }
 
@@ -310,8 +284,7 @@ async fn id_and_time_what_cannot_be_read_stops_nobody() {
     let json = r#"{"event_id": "good", "occurred_at": "2026-03-02T00:30:00Z"}"#;
     let good = Record { payload: Some(json.into()), ..Record::default() };
     let bus = bus(&[garbage, record("no-time"), good]).await;
-    let handler = || leased(|_: Event, _: Run| async { Ok(()) });
-    let counts = run(consumer(&bus, Arc::clone(&ledger)), handler(), 3).await;
+    let counts = run(consumer(&bus, Arc::clone(&ledger)), |consumer| consumer.leased(nothing), 3).await;
     println!("{counts:?}");
     let before = dead(&*ledger).await;
     assert!(!before.is_empty() && before.iter().all(|entry| entry.week == Week::TIMELESS));
@@ -327,7 +300,7 @@ async fn id_and_time_what_cannot_be_read_stops_nobody() {
         dry_run: false,
     };
     ledger.intervene(&redrive).await.unwrap();
-    let counts = run(consumer(&bus, Arc::clone(&ledger)), handler(), 1).await;
+    let counts = run(consumer(&bus, Arc::clone(&ledger)), |consumer| consumer.leased(nothing), 1).await;
     assert_eq!(counts.get("refused"), Some(&1), "{counts:?}");
     assert_eq!(dead(&*ledger).await.len(), before.len());
 }
@@ -339,7 +312,7 @@ async fn id_and_time_with_a_window_is_refused() {
     let window: Arc<dyn Window> = Arc::new(MemoryWindow::new(WindowSettings::new("1"), 10).unwrap());
     let bus = bus(&[]).await;
     let consumer = consumer(&bus, by_time()).window(window).build().unwrap();
-    let error = consumer.run(leased(|_: Event, _: Run| async { Ok(()) })).await.unwrap_err();
+    let error = consumer.leased(nothing).await.unwrap_err();
     assert!(error.to_string().contains("id_and_time"), "{error}");
 }
 
@@ -358,7 +331,7 @@ async fn t01_a_restored_ledger_is_not_contradicted_by_its_window() {
     let all = async |ledger: PgLedger| {
         let builder =
             consumer(&bus(&records(20)).await, ledger).window(Arc::clone(&window) as Arc<dyn Window>);
-        let counts = run(builder, leased(|_: Event, _: Run| async { Ok(()) }), 20).await;
+        let counts = run(builder, |consumer| consumer.leased(nothing), 20).await;
         (counts.get("done").copied(), counts.get("window").copied())
     };
     open().await.pool().close().await;

@@ -8,11 +8,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hapax::backend::memory::MemoryLedger;
-use hapax::backend::postgres::PgLedger;
+use hapax::backend::postgres::{PgLedger, PgTx};
 use hapax::bus::kafka::GroupProtocol;
 use hapax::bus::memory::MemoryBus;
 use hapax::bus::{Bus, Partition, Record, TopicSettings};
-use hapax::consumer::{Consumer, ConsumerBuilder, ConsumerHandle, Guarantee, leased, transactional};
+use hapax::consumer::{Consumer, ConsumerBuilder, ConsumerHandle, Counts};
+use hapax::guard::Run;
 use hapax::testing::kafka::{connect, settings};
 use hapax::{Event, Topic};
 use tokio::sync::watch;
@@ -170,28 +171,31 @@ impl Stage {
     }
 }
 
-type Running = JoinHandle<hapax::error::Result<hapax::consumer::Counts>>;
+type Running = JoinHandle<hapax::Result<Counts>>;
 
-fn run<L: hapax::ledger::Ledger + Clone>(
+fn run<L: hapax::ledger::Ledger + Clone, R>(
     builder: ConsumerBuilder<L>,
-    guarantee: impl Guarantee<L> + 'static,
-) -> (ConsumerHandle, Running) {
+    consume: impl FnOnce(Consumer<L>) -> R,
+) -> (ConsumerHandle, Running)
+where
+    R: Future<Output = hapax::Result<Counts>> + Send + 'static,
+{
     let consumer = builder.build().unwrap();
-    (consumer.handle(), tokio::spawn(consumer.run(guarantee)))
+    (consumer.handle(), tokio::spawn(consume(consumer)))
 }
 
 async fn leased_over(bus: Arc<dyn Bus>) {
     let (stage, log, ledger) = (Stage::new(bus).await, Log::new(), MemoryLedger::default());
     let start = |who: &'static str| {
         let log = log.clone();
-        let handler = leased(move |event: Event, _| {
-            let log = log.clone();
+        let handler = move |event: &Event, _: &Run| {
+            let (log, id) = (log.clone(), event.id.as_str().into_owned());
             async move {
-                log.handle(who, event.id.as_str().into_owned()).await;
+                log.handle(who, id).await;
                 Ok(())
             }
-        });
-        std::future::ready(run(stage.consumer(ledger.clone()), handler))
+        };
+        std::future::ready(run(stage.consumer(ledger.clone()), |consumer| consumer.leased(handler)))
     };
     stage.hand_over(&log, start).await;
 }
@@ -218,14 +222,14 @@ async fn postgres_a_revoked_partition_goes_at_once_and_its_keys_wait_for_open_tr
     let ledger = support::ledger(8).await;
     let start = |who: &'static str| {
         let log = log.clone();
-        let handler = transactional::<PgLedger, _>(move |_, event| {
+        let handler = move |_: &mut PgTx, event: &Event| {
             let (log, id) = (log.clone(), event.id.as_str().into_owned());
-            Box::pin(async move {
+            async move {
                 log.handle(who, id).await;
                 Ok(())
-            })
-        });
-        std::future::ready(run(stage.consumer(ledger.clone()), handler))
+            }
+        };
+        std::future::ready(run(stage.consumer(ledger.clone()), |consumer| consumer.transactional(handler)))
     };
     stage.hand_over(&log, start).await;
 }

@@ -8,7 +8,8 @@ use std::time::Duration;
 use hapax::backend::memory::MemoryLedger;
 use hapax::bus::memory::MemoryBus;
 use hapax::bus::{Bus, Partition, Record, TopicSettings};
-use hapax::consumer::{Consumer, ConsumerBuilder, Failed, leased};
+use hapax::consumer::{Consumer, ConsumerBuilder, Failed};
+use hapax::guard::Run;
 use hapax::ledger::{Intervene, Intervention, Operations as _};
 use hapax::{Event, Topic};
 
@@ -45,9 +46,9 @@ async fn the_committed_offset_stays_before_what_is_unfinished() {
     let (bus, builder) = consumer(&ids, None).await;
     let consumer = builder.build().unwrap();
     let handle = consumer.handle();
-    let running = tokio::spawn(consumer.run(leased(|event: Event, _| async move {
+    let running = tokio::spawn(consumer.leased(async |event: &Event, _: &Run| {
         if event.id.to_string() == "e-0" { std::future::pending().await } else { Ok(()) }
-    })));
+    }));
     let partition = Partition { topic: Topic::new("orders").unwrap(), number: 0 };
     let stays = || async {
         let committed = bus.committed("mailer", &partition).await.unwrap();
@@ -77,7 +78,8 @@ async fn one_key_runs_in_order() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&seen);
     consumer
-        .run(leased(move |event: Event, _| {
+        .leased(move |event: &Event, _: &Run| {
+            let event = event.clone();
             let (log, handle) = (Arc::clone(&log), handle.clone());
             async move {
                 let id = event.id.to_string();
@@ -88,9 +90,9 @@ async fn one_key_runs_in_order() {
                 if log.len() == 50 {
                     handle.stop();
                 }
-                Ok(())
+                Handled::Ok(())
             }
-        }))
+        })
         .await
         .unwrap();
     assert_eq!(*seen.lock().unwrap(), ids);
@@ -104,10 +106,11 @@ async fn the_dead_letters_have_only_what_is_dead() {
     let (bus, builder) = consumer_on(ledger.clone(), &["e-0".into()], None).await;
     let consumer = builder.build().unwrap();
     let handle = consumer.handle();
-    let running = tokio::spawn(consumer.run(leased(move |_: Event, run: hapax::guard::Run| {
+    let running = tokio::spawn(consumer.leased(move |_: &Event, run: &Run| {
+        let run = run.clone();
         let ledger = ledger.clone();
         async move { if take_away(&ledger, &run).await { Err(Failed::fatal("broken")) } else { Ok(()) } }
-    })));
+    }));
     while handle.progress().passed.get("done") != Some(&1) {
         tokio::task::yield_now().await;
     }
@@ -118,7 +121,7 @@ async fn the_dead_letters_have_only_what_is_dead() {
 }
 
 /// Takes the first run of an event away from under it, as an operator can; says whether it did.
-async fn take_away(ledger: &MemoryLedger, run: &hapax::guard::Run) -> bool {
+async fn take_away(ledger: &MemoryLedger, run: &Run) -> bool {
     static TAKEN: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
     let first = !TAKEN.swap(true, std::sync::atomic::Ordering::SeqCst);
     if first {

@@ -13,9 +13,7 @@ use std::time::Duration;
 use hapax::backend::memory::MemoryLedger;
 use hapax::bus::memory::MemoryBus;
 use hapax::bus::{Bus, Partition, Record, TopicSettings};
-use hapax::consumer::{
-    Consumer, ConsumerBuilder, ConsumerHandle, Failed, Handled, Wants, at_most_once, leased,
-};
+use hapax::consumer::{Consumer, ConsumerBuilder, ConsumerHandle, Failed, Handled, Wants};
 use hapax::guard::Run;
 use hapax::id::Kind;
 use hapax::ledger::{
@@ -106,7 +104,8 @@ where
 {
     let consumer = builder.build().unwrap();
     let handle = consumer.handle();
-    let running = tokio::spawn(consumer.run(leased(handler)));
+    let running =
+        tokio::spawn(consumer.leased(move |event: &Event, run: &Run| handler(event.clone(), run.clone())));
     until(what, || is(handle.clone())).await;
     handle.stop();
     running.await.unwrap().unwrap()
@@ -173,7 +172,7 @@ async fn a_failing_event_is_retried_then_dead_with_its_bytes_and_a_copy() {
     assert_eq!(runs.load(Ordering::SeqCst), 5, "five runs");
     let states = memory.states().await;
     assert_eq!((states["good-1"], states["bad"], states["good-2"]), (State::Done, State::Dead, State::Done));
-    assert_eq!(memory.committed(0).await, Some(3), "the watermark passed the dead one");
+    assert_eq!(memory.committed(0).await, Some(3), "the commit point passed the dead one");
     let copy = read_all(&memory.bus, "orders.dead").await.remove(0);
     let header = |name: &str| String::from_utf8(copy.headers.get(name).unwrap().to_vec()).unwrap();
     assert_eq!(copy.payload.as_deref().unwrap(), "{\"event_id\":\"bad\",\"x\":\"ü\"}".as_bytes());
@@ -395,7 +394,8 @@ async fn t24_a_dead_head_parks_its_successors_and_a_redrive_drains_them_in_order
     let is_fixed = Arc::clone(&fixed);
     let consumer = memory.consumer().order(OrderPolicy::Latest, OnDead::Park).build().unwrap();
     let handle = consumer.handle();
-    let running = tokio::spawn(consumer.run(leased(move |event: Event, _| {
+    let running = tokio::spawn(consumer.leased(move |event: &Event, _: &Run| {
+        let event = event.clone();
         let (log, fixed) = (Arc::clone(&log), is_fixed.load(Ordering::SeqCst));
         async move {
             if event.seq == Some(2) && fixed == 0 {
@@ -404,7 +404,7 @@ async fn t24_a_dead_head_parks_its_successors_and_a_redrive_drains_them_in_order
             log.lock().unwrap().push(event.seq.unwrap());
             Ok(())
         }
-    })));
+    }));
     until("parked", || async { passed(&handle) == 4 }).await;
     let states = memory.states().await;
     assert_eq!((states["e-2"], states["e-3"], states["e-4"]), (State::Dead, State::Parked, State::Parked));
@@ -445,7 +445,8 @@ async fn at_most_once_is_never_retried_and_what_failed_is_listed() {
         .build()
         .unwrap();
     let handle = consumer.handle();
-    let running = tokio::spawn(consumer.run(at_most_once(move |event: Event| {
+    let running = tokio::spawn(consumer.at_most_once(move |event: &Event| {
+        let event = event.clone();
         counter.fetch_add(1, Ordering::SeqCst);
         async move {
             match event.id.to_string().as_str() {
@@ -454,7 +455,7 @@ async fn at_most_once_is_never_retried_and_what_failed_is_listed() {
                 _ => std::future::pending().await,
             }
         }
-    })));
+    }));
     until("through", || async { passed(&handle) == 4 }).await;
     handle.stop();
     let counts = running.await.unwrap().unwrap();
@@ -465,7 +466,7 @@ async fn at_most_once_is_never_retried_and_what_failed_is_listed() {
 }
 
 #[tokio::test]
-async fn a_far_retry_waits_in_the_ledger_and_the_watermark_passes() {
+async fn a_far_retry_waits_in_the_ledger_and_the_commit_point_passes() {
     let memory = InMemory::new(1).await;
     memory.publish(&[event("far"), event("near")]).await;
     let runs = Arc::new(AtomicU32::new(0));
@@ -499,10 +500,10 @@ async fn two_members_share_partitions_and_hand_over_without_running_twice() {
         let ran = Arc::clone(&ran);
         let consumer = memory.consumer().build().unwrap();
         let handle = consumer.handle();
-        let running = tokio::spawn(consumer.run(leased(move |event: Event, _| {
+        let running = tokio::spawn(consumer.leased(move |event: &Event, _: &Run| {
             *ran.lock().unwrap().entry(event.id.to_string()).or_default() += 1;
             async { Ok(()) }
-        })));
+        }));
         (handle, running)
     };
     let (first, first_running) = start();
@@ -547,7 +548,7 @@ async fn wrong_settings_are_sentences() {
         .topic("nowhere")
         .build()
         .unwrap();
-    let error = missing.run(leased(|_, _| async { Ok(()) })).await.err().unwrap().to_string();
+    let error = missing.leased(|_: &Event, _: &Run| async { Ok(()) }).await.err().unwrap().to_string();
     assert!(error.contains("no topic nowhere"), "{error}");
 }
 
@@ -556,7 +557,7 @@ async fn a_stop_before_the_start_is_heard() {
     let memory = InMemory::new(1).await;
     let consumer = memory.consumer().build().unwrap();
     consumer.handle().stop();
-    let running = consumer.run(leased(|_: Event, _: Run| async { Handled::Ok(()) }));
+    let running = consumer.leased(|_: &Event, _: &Run| async { Handled::Ok(()) });
     let ended = tokio::time::timeout(Duration::from_secs(120), running).await;
     assert!(ended.expect("it ends by itself").unwrap().is_empty());
 }
@@ -727,10 +728,10 @@ async fn too_many_events_that_are_too_old_stop_the_consumer_with_a_sentence() {
     let ran = Arc::new(AtomicU32::new(0));
     let counter = Arc::clone(&ran);
     let error = consumer
-        .run(leased(move |_, _| {
+        .leased(move |_: &Event, _: &Run| {
             counter.fetch_add(1, Ordering::SeqCst);
             async { Ok(()) }
-        }))
+        })
         .await
         .unwrap_err();
     assert!(error.to_string().contains("too_old_max"), "{error}");
@@ -749,9 +750,9 @@ async fn at_the_cap_of_held_events_partitions_pause() {
         .build()
         .unwrap();
     let handle = consumer.handle();
-    let running = tokio::spawn(consumer.run(leased(|event: Event, _| async move {
+    let running = tokio::spawn(consumer.leased(async |event: &Event, _: &Run| {
         if event.seq == Some(1) { Err(Failed::fatal("broken")) } else { Ok(()) }
-    })));
+    }));
     until("paused", || async { handle.progress().paused == 1 && handle.progress().held >= 3 }).await;
     handle.stop();
     running.await.unwrap().unwrap();
@@ -769,15 +770,15 @@ async fn a_stop_gives_back_what_does_not_end_in_time() {
         let begun = Arc::new(tokio::sync::Notify::new());
         let signal = Arc::clone(&begun);
         let running = if once {
-            tokio::spawn(consumer.run(at_most_once(move |_| {
+            tokio::spawn(consumer.at_most_once(move |_: &Event| {
                 signal.notify_one();
                 std::future::pending()
-            })))
+            }))
         } else {
-            tokio::spawn(consumer.run(leased(move |_, _| {
+            tokio::spawn(consumer.leased(move |_: &Event, _: &Run| {
                 signal.notify_one();
                 std::future::pending()
-            })))
+            }))
         };
         begun.notified().await;
         handle.stop();
@@ -803,13 +804,13 @@ async fn bytes_in_flight_are_bounded() {
     let handle = consumer.handle();
     let gate = Arc::new(tokio::sync::Semaphore::new(0));
     let open = Arc::clone(&gate);
-    let running = tokio::spawn(consumer.run(leased(move |_, _| {
+    let running = tokio::spawn(consumer.leased(move |_: &Event, _: &Run| {
         let gate = Arc::clone(&gate);
         async move {
             gate.acquire().await?.forget();
-            Ok(())
+            Handled::Ok(())
         }
-    })));
+    }));
     for one in records.chunks(1) {
         memory.publish(one).await;
     }
@@ -902,7 +903,7 @@ async fn a_held_event_goes_before_the_successors_that_wait_for_it() {
     let handle = consumer.handle();
     let running =
         tokio::spawn(
-            consumer.run(leased(move |event: Event, _| {
+            consumer.leased(move |event: &Event, _: &Run| {
                 let first = event.seq == Some(1) && attempts.fetch_add(1, Ordering::SeqCst) == 0;
                 if !first {
                     log.lock().unwrap().push(event.seq.unwrap());
@@ -910,7 +911,7 @@ async fn a_held_event_goes_before_the_successors_that_wait_for_it() {
                 async move {
                     if first { Err(Failed::retry_after("later", Duration::from_secs(6))) } else { Ok(()) }
                 }
-            })),
+            }),
         );
     until("held", || async { handle.progress().passed.get("held") == Some(&1) }).await;
     let records: Vec<_> = (2..=6).map(|seq| numbered(&format!("e-{seq}"), "order-1", seq)).collect();

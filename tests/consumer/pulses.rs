@@ -10,9 +10,10 @@ use crate::support::wait::until;
 use hapax::backend::memory::MemoryLedger;
 use hapax::bus::memory::MemoryBus;
 use hapax::bus::{Bus, PULSE, Partition, Pulse, Record, TopicSettings};
-use hapax::consumer::{Consumer, ConsumerBuilder, Counts, Guarantee, Wants, at_most_once, leased};
+use hapax::consumer::{Consumer, ConsumerBuilder, Counts, Wants};
+use hapax::guard::Run;
 use hapax::ledger::{Baseline, Filter, Ledger, OnDead, OrderPolicy, State};
-use hapax::{Kind, Time, Topic};
+use hapax::{Event, Kind, Time, Topic};
 
 const EVENTS: u64 = 40;
 
@@ -70,14 +71,17 @@ fn strict() -> OrderPolicy {
 }
 
 /// Runs until everything on the topic is committed and there is nothing left to do, although pulses go on.
-async fn run<L: Ledger + Clone>(
+async fn run<L: Ledger + Clone, R>(
     bus: &Arc<MemoryBus>,
     builder: ConsumerBuilder<L>,
-    guarantee: impl Guarantee<L> + 'static,
-) -> Counts {
+    consume: impl FnOnce(Consumer<L>) -> R,
+) -> Counts
+where
+    R: Future<Output = hapax::Result<Counts>> + Send + 'static,
+{
     let consumer = builder.build().unwrap();
     let handle = consumer.handle();
-    let running = tokio::spawn(consumer.run(guarantee));
+    let running = tokio::spawn(consume(consumer));
     let finished = async || {
         for number in 0..2 {
             let partition = Partition { topic: topic(), number };
@@ -122,11 +126,11 @@ async fn a_leased_consumer_passes_pulses() {
             None => builder,
         };
         let noting = Arc::clone(&seen);
-        let handler = leased(move |event: hapax::Event, _| {
+        let handler = move |event: &Event, _: &Run| {
             noting.lock().unwrap().push(event.id.to_string());
             async { Ok(()) }
-        });
-        let counts = run(&bus, builder, handler).await;
+        };
+        let counts = run(&bus, builder, |consumer| consumer.leased(handler)).await;
         ends_well(&ledger, &counts, &seen, EVENTS).await;
     }
 }
@@ -138,11 +142,12 @@ async fn a_strict_consumer_of_some_kinds_passes_pulses() {
     let wants = Wants::Kinds(vec![Kind::new("plain").unwrap()]);
     let builder = consumer(&bus, Arc::clone(&ledger)).order(strict(), OnDead::Park);
     let noting = Arc::clone(&seen);
-    let handler = at_most_once(move |event: hapax::Event| {
+    let handler = move |event: &Event| {
         noting.lock().unwrap().push(event.id.to_string());
         async { Ok(()) }
-    });
-    let counts = run(&bus, builder.with(|settings| settings.wants = wants), handler).await;
+    };
+    let builder = builder.with(|settings| settings.wants = wants);
+    let counts = run(&bus, builder, |consumer| consumer.at_most_once(handler)).await;
     assert_eq!((counts["finished"], counts["unwanted"]), (EVENTS / 4 * 3, EVENTS / 4), "{counts:?}");
     ends_well(&ledger, &counts, &seen, EVENTS / 4 * 3).await;
 }
@@ -150,19 +155,19 @@ async fn a_strict_consumer_of_some_kinds_passes_pulses() {
 #[cfg(feature = "sqlite")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_transactional_consumer_passes_pulses() {
-    use hapax::backend::sqlite::SqliteLedger;
-    use hapax::consumer::transactional;
+    use hapax::backend::sqlite::{SqliteLedger, SqliteTransaction};
     for order in [OrderPolicy::Latest, strict()] {
         let folder = tempfile::tempdir().unwrap();
         let settings = hapax::ledger::Settings::default();
         let ledger = SqliteLedger::open(folder.path().join("app.db"), settings).unwrap();
         let (bus, seen) = (bus().await, Seen::default());
         let noting = Arc::clone(&seen);
-        let handler = transactional::<SqliteLedger, _>(move |_, event| {
+        let handler = move |_: &mut SqliteTransaction, event: &Event| {
             noting.lock().unwrap().push(event.id.to_string());
-            Box::pin(async { Ok(()) })
-        });
-        let counts = run(&bus, consumer(&bus, ledger.clone()).order(order, OnDead::Park), handler).await;
+            async { Ok(()) }
+        };
+        let builder = consumer(&bus, ledger.clone()).order(order, OnDead::Park);
+        let counts = run(&bus, builder, |consumer| consumer.transactional(handler)).await;
         ends_well(&ledger, &counts, &seen, EVENTS).await;
     }
 }

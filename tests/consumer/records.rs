@@ -12,8 +12,9 @@ use hapax::bus::memory::MemoryBus;
 use hapax::bus::{
     Bus, BusEvent, Capabilities, Partition, Record, Subscriber, Subscription, TopicInfo, TopicSettings,
 };
-use hapax::consumer::{Consumer, ConsumerBuilder, Failed, Handled, OutagePolicy, leased};
+use hapax::consumer::{Consumer, ConsumerBuilder, Failed, Handled, OutagePolicy};
 use hapax::event::Origin;
+use hapax::guard::Run;
 use hapax::ledger::{Claims as _, ConsumerStore as _, HeldQuery, Operations as _};
 use hapax::{Error, Event, Headers, Result, Topic};
 
@@ -61,7 +62,7 @@ where
 {
     let consumer = builder.build().unwrap();
     let handle = consumer.handle();
-    let running = tokio::spawn(consumer.run(leased(move |event, _| handler(event))));
+    let running = tokio::spawn(consumer.leased(move |event: &Event, _: &Run| handler(event.clone())));
     let dead = Partition { topic: topic("orders.dead"), number: 0 };
     until("the letters are there", async || bus.range(&dead).await.is_ok_and(|(_, end)| end == count)).await;
     handle.stop();
@@ -126,7 +127,7 @@ async fn t01_a_ledger_that_failed_over_is_not_contradicted_by_its_window() {
     let builder = consumer(&bus, &ledger).window(Arc::clone(&window) as Arc<dyn Window>);
     let consumer = builder.build().unwrap();
     let handle = consumer.handle();
-    let running = tokio::spawn(consumer.run(leased(|_, _| async { Ok(()) })));
+    let running = tokio::spawn(consumer.leased(|_: &Event, _: &Run| async { Ok(()) }));
     let passed = async |word: &str, count: u64| {
         until(word, async || handle.progress().passed.get(word) == Some(&count)).await;
     };
@@ -159,7 +160,10 @@ async fn a_group_of_three_copies_each_dead_letter_once() {
         });
         let consumer = builder.build().unwrap();
         let handle = consumer.handle();
-        running.push((handle, tokio::spawn(consumer.run(leased(|_, _| async { Err(Failed::fatal("no")) })))));
+        running.push((
+            handle,
+            tokio::spawn(consumer.leased(|_: &Event, _: &Run| async { Err(Failed::fatal("no")) })),
+        ));
     }
     until("two partitions each", async || running.iter().all(|(of, _)| of.progress().partitions == 2)).await;
     for n in 0..50 {
@@ -221,13 +225,13 @@ async fn what_is_held_of_another_topic_waits_for_whoever_consumes_it() {
         let builder = builder.with(|settings| settings.held_interval = Duration::from_millis(5));
         let consumer = builder.build().unwrap();
         let handle = consumer.handle();
-        let (seen, mut heard) = tokio::sync::mpsc::unbounded_channel();
-        let running = tokio::spawn(consumer.run(leased(move |event: Event, _| {
+        let (seen, mut ids) = tokio::sync::mpsc::unbounded_channel();
+        let running = tokio::spawn(consumer.leased(move |event: &Event, _: &Run| {
             seen.send(event.id.to_string()).unwrap();
             async { Ok(()) }
-        })));
+        }));
         // What is older than it in the ledger would have been taken up before it, or with it.
-        assert_eq!(heard.recv().await.unwrap(), id);
+        assert_eq!(ids.recv().await.unwrap(), id);
         until("settled", async || handle.progress().passed.get("done") == Some(&1)).await;
         if name == "invoices" {
             let copied = Partition { topic: topic("invoices.dead"), number: 0 };
@@ -235,7 +239,7 @@ async fn what_is_held_of_another_topic_waits_for_whoever_consumes_it() {
         }
         handle.stop();
         running.await.unwrap().unwrap();
-        assert!(heard.recv().await.is_none(), "no other");
+        assert!(ids.recv().await.is_none(), "no other");
         assert_eq!(ledger.due(&scope, &HeldQuery::all(), 9).await.unwrap().held, left);
         let uncopied = ledger.unpublished_dead(&scope, &HeldQuery::all(), 9, None).await.unwrap().len();
         assert_eq!(uncopied, usize::from(name == "orders"));
@@ -266,7 +270,7 @@ async fn what_is_held_and_not_wanted_waits_for_somebody_who_wants_it() {
         let wants = Wants::Kinds(kinds.iter().map(|kind| hapax::id::Kind::new(*kind).unwrap()).collect());
         let consumer = consumer(&bus, &ledger).with(|settings| settings.wants = wants).build().unwrap();
         let handle = consumer.handle();
-        let running = tokio::spawn(consumer.run(leased(|_, _| async { Ok(()) })));
+        let running = tokio::spawn(consumer.leased(|_: &Event, _: &Run| async { Ok(()) }));
         let passed = |word: &str| handle.progress().passed.get(word).copied().unwrap_or_default();
         until("all run", async || passed("done") == runs && passed("left") == left).await;
         handle.stop();
@@ -288,7 +292,7 @@ async fn any_member_takes_what_is_due() {
     let ledger = faulty::Faulty::default();
     let claims: Vec<_> = (0..EVENTS).map(|n| held(&format!("e-{n}"), "orders", (n % 7) as i32)).collect();
     ledger.claim(&claims).await.unwrap();
-    let (seen, mut heard) = tokio::sync::mpsc::unbounded_channel();
+    let (seen, mut ids) = tokio::sync::mpsc::unbounded_channel();
     // Nobody finishes an event before everybody has one, so that one cannot do it all.
     let at_work = tokio::sync::watch::Sender::new(std::collections::BTreeSet::new());
     let mut running = Vec::new();
@@ -297,7 +301,7 @@ async fn any_member_takes_what_is_due() {
         let (handle, seen, at_work) = (consumer.handle(), seen.clone(), at_work.clone());
         running.push((
             handle,
-            tokio::spawn(consumer.run(leased(move |event: Event, _| {
+            tokio::spawn(consumer.leased(move |event: &Event, _: &Run| {
                 seen.send((member, event.id.to_string())).unwrap();
                 at_work.send_modify(|members| {
                     members.insert(member);
@@ -307,7 +311,7 @@ async fn any_member_takes_what_is_due() {
                     at_work.wait_for(|members| members.len() == 3).await.unwrap();
                     Ok(())
                 }
-            }))),
+            })),
         ));
     }
     drop(seen);
@@ -320,7 +324,7 @@ async fn any_member_takes_what_is_due() {
     }
     let mut ran = Vec::new();
     let mut members = std::collections::BTreeSet::new();
-    while let Some((member, id)) = heard.recv().await {
+    while let Some((member, id)) = ids.recv().await {
         ran.push(id);
         members.insert(member);
     }
@@ -414,7 +418,7 @@ async fn dead_letters_that_cannot_be_copied_hide_no_other() {
         });
         let consumer = consumer.build().unwrap();
         let handle = consumer.handle();
-        let running = tokio::spawn(consumer.run(leased(|_, _| async { Ok(()) })));
+        let running = tokio::spawn(consumer.leased(|_: &Event, _: &Run| async { Ok(()) }));
         let copies = async |from: &str| {
             let partition = Partition { topic: topic(&format!("{from}.dead")), number: 0 };
             bus.range(&partition).await.map_or(0, |(_, end)| end)
@@ -465,7 +469,7 @@ async fn dead_letters_that_are_too_large_are_copied_bare_and_block_nobody() {
         .build()
         .unwrap();
     let handle = consumer.handle();
-    let running = tokio::spawn(consumer.run(leased(|_, _| async { Err(Failed::fatal("no")) })));
+    let running = tokio::spawn(consumer.leased(|_: &Event, _: &Run| async { Err(Failed::fatal("no")) }));
     let dead = Partition { topic: topic("orders.dead"), number: 0 };
     let all = i64::try_from(records.len()).unwrap();
     until("all copied", async || bus.range(&dead).await.is_ok_and(|(_, end)| end == all)).await;

@@ -2,6 +2,7 @@
 #![cfg(all(feature = "testing", feature = "postgres"))]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use crate::support::handlers::Insert;
 use crate::support::postgres as support;
 use crate::support::proxy;
 use crate::support::wait::until;
@@ -9,12 +10,62 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use hapax::backend::postgres::PgLedger;
+use hapax::backend::postgres::{PgLedger, PgTx};
 use hapax::bus::memory::MemoryBus;
 use hapax::bus::{Bus, Record, TopicSettings};
-use hapax::consumer::{Consumer, ConsumerBuilder, Failed, leased, transactional, transactional_batch};
+use hapax::consumer::{
+    Consumer, ConsumerBuilder, Failed, Handled, TransactionalBatchHandler, TransactionalHandler,
+};
+use hapax::guard::Run;
 use hapax::ledger::{ConsumerStore, Entry, Filter, Ledger, State};
 use hapax::{Event, Scope, Topic};
+
+/// Fails the first time, so that its event is held, and takes effect the second.
+struct SecondTime {
+    insert: Insert,
+    runs: Arc<AtomicU32>,
+    then: Then,
+}
+
+/// What the second run does besides its effect.
+enum Then {
+    Sleeps(Duration),
+    /// It reads first: from there on its transaction may be a snapshot.
+    ReadsAndSleeps(Duration),
+    /// Its COMMIT is lost, or the answer to it.
+    LosesCommit {
+        proxy: Arc<proxy::Proxy>,
+        answer: bool,
+    },
+}
+
+impl SecondTime {
+    fn new(table: &str, runs: &Arc<AtomicU32>, then: Then) -> Self {
+        SecondTime { insert: Insert::into(table), runs: Arc::clone(runs), then }
+    }
+}
+
+impl TransactionalHandler<PgTx> for SecondTime {
+    async fn handle(&self, tx: &mut PgTx, event: &Event) -> Handled {
+        let run = self.runs.fetch_add(1, Ordering::SeqCst);
+        if run == 0 {
+            return Err(Failed::retry_after("not yet", Duration::from_millis(300)));
+        }
+        if let Then::Sleeps(time) | Then::ReadsAndSleeps(time) = self.then {
+            if matches!(self.then, Then::ReadsAndSleeps(_)) {
+                sqlx::query("select count(*) from pg_class").execute(&mut **tx).await?;
+            }
+            tokio::time::sleep(time).await;
+        }
+        self.insert.handle(tx, event).await?;
+        match &self.then {
+            Then::LosesCommit { proxy, answer: false } if run == 1 => proxy.lose_commit(),
+            Then::LosesCommit { proxy, answer: true } if run == 1 => proxy.lose_commit_answer(),
+            _ => {}
+        }
+        Ok(())
+    }
+}
 
 fn topic() -> Topic {
     Topic::new("orders").unwrap()
@@ -79,7 +130,8 @@ async fn t78_a_held_event_of_a_transactional_consumer_keeps_its_lease() {
     let runs = Arc::new(AtomicU32::new(0));
     let mut members = Vec::new();
     for _ in 0..2 {
-        let (runs, insert) = (Arc::clone(&runs), format!("insert into {table} (id) values ($1)"));
+        // It runs for longer than two leases.
+        let handler = SecondTime::new(&table, &runs, Then::Sleeps(Duration::from_secs(17)));
         let consumer = consumer(&bus, ledger.clone())
             .with(|settings| {
                 settings.lease = Duration::from_secs(8); // longer than a busy machine stands still
@@ -88,19 +140,7 @@ async fn t78_a_held_event_of_a_transactional_consumer_keeps_its_lease() {
             .build()
             .unwrap();
         let handle = consumer.handle();
-        let work = transactional::<PgLedger, _>(move |tx, event| {
-            let (run, insert) = (runs.fetch_add(1, Ordering::SeqCst), insert.clone());
-            Box::pin(async move {
-                if run == 0 {
-                    return Err(Failed::retry_after("not yet", Duration::from_millis(300)));
-                }
-                tokio::time::sleep(Duration::from_secs(17)).await; // longer than two leases
-                let insert = sqlx::query(sqlx::AssertSqlSafe(insert));
-                insert.bind(event.id.as_str()).execute(&mut **tx).await?;
-                Ok(())
-            })
-        });
-        members.push((handle, tokio::spawn(consumer.run(work))));
+        members.push((handle, tokio::spawn(consumer.transactional(handler))));
         // The second member joins when the event is held: a partition that moves would take the first failure with it.
         until("it failed, and is held", || async {
             !entries(&ledger, State::Retry).await.is_empty()
@@ -128,31 +168,15 @@ async fn t78_a_lost_commit_of_a_held_event_costs_no_attempt() {
     for answer in [false, true] {
         let (ledger, through, proxy, table) = world().await;
         let bus = bus(1, &[event("held")]).await;
-        let insert = format!("insert into {table} (id) values ($1)");
-        let (runs, seen) = (Arc::new(AtomicU32::new(0)), Arc::clone(&proxy));
+        let handler =
+            SecondTime::new(&table, &Arc::default(), Then::LosesCommit { proxy: Arc::clone(&proxy), answer });
         let consumer = consumer(&bus, through)
             .with(|settings| settings.lease = Duration::from_secs(20))
             .with(|settings| settings.heartbeat = Duration::from_secs(15))
             .build()
             .unwrap();
         let handle = consumer.handle();
-        let running = tokio::spawn(consumer.run(transactional::<PgLedger, _>(move |tx, event| {
-            let (run, insert) = (runs.fetch_add(1, Ordering::SeqCst), insert.clone());
-            let proxy = Arc::clone(&seen);
-            Box::pin(async move {
-                if run == 0 {
-                    return Err(Failed::retry_after("not yet", Duration::from_millis(300)));
-                }
-                let insert = sqlx::query(sqlx::AssertSqlSafe(insert));
-                insert.bind(event.id.as_str()).execute(&mut **tx).await?;
-                match (run, answer) {
-                    (1, false) => proxy.lose_commit(),
-                    (1, true) => proxy.lose_commit_answer(),
-                    _ => {}
-                }
-                Ok(())
-            })
-        })));
+        let running = tokio::spawn(consumer.transactional(handler));
         until("it is done", || async { !entries(&ledger, State::Done).await.is_empty() }).await;
         until("it is through", || async { handle.progress().passed.values().sum::<u64>() == 2 }).await;
         handle.stop();
@@ -182,11 +206,11 @@ async fn t89_a_stop_leaves_no_lease_of_a_claim_that_was_answered_late() {
         .build()
         .unwrap();
     let handle = consumer.handle();
-    let running = tokio::spawn(consumer.run(leased(|_: Event, _| async {
+    let running = tokio::spawn(consumer.leased(|_: &Event, _: &Run| async {
         // If it runs at all, it still runs when the consumer is told to stop.
         tokio::time::sleep(Duration::from_millis(300)).await;
         Ok(())
-    })));
+    }));
     until("it has its partition", || async { handle.progress().partitions == 1 }).await;
     proxy.stall();
     publish(&bus, &[event("late")]).await;
@@ -211,7 +235,7 @@ async fn t89_a_stop_leaves_no_lease_of_a_claim_in_doubt() {
         consumer(&bus, through).with(|settings| settings.held_interval = Duration::from_secs(3600));
     let consumer = consumer.build().unwrap();
     let handle = consumer.handle();
-    let running = tokio::spawn(consumer.run(leased(|_: Event, _| async { Ok(()) })));
+    let running = tokio::spawn(consumer.leased(|_: &Event, _: &Run| async { Ok(()) }));
     until("it has its partition", || async { handle.progress().partitions == 1 }).await;
     publish(&bus, &[event("first")]).await;
     until("the ledger knows its scope", || async { !entries(&ledger, State::Done).await.is_empty() }).await;
@@ -232,6 +256,16 @@ async fn t89_a_stop_leaves_no_lease_of_a_claim_in_doubt() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn t84_after_a_kill_the_rest_runs_in_whole_batches() {
     const COUNT: usize = 40_000;
+    struct Counted {
+        insert: Insert,
+        calls: Arc<AtomicU32>,
+    }
+    impl TransactionalBatchHandler<PgTx> for Counted {
+        async fn handle(&self, tx: &mut PgTx, events: &[Event]) -> Handled {
+            self.calls.fetch_add(1, Ordering::SeqCst);
+            self.insert.insert_all(tx, events).await
+        }
+    }
     let (ledger, _, _, table) = world().await;
     let records: Vec<_> = (0..COUNT)
         .map(|n| Record { key: Some(format!("k-{}", n % 1000).into()), ..event(&format!("e-{n}")) })
@@ -244,23 +278,14 @@ async fn t84_after_a_kill_the_rest_runs_in_whole_batches() {
     let mut calls = Vec::new();
     for (life, more) in [COUNT / 4, 2_000, COUNT].into_iter().enumerate() {
         let called = Arc::new(AtomicU32::new(0));
-        let (count, insert) =
-            (Arc::clone(&called), format!("insert into {table} (id) select unnest($1::text[])"));
+        let handler = Counted { insert: Insert::into(&table), calls: Arc::clone(&called) };
         let builder = consumer(&bus, ledger.clone()).with(|settings| settings.concurrency = 8);
         let consumer = builder.build().unwrap();
         let handle = consumer.handle();
         let began = std::time::Instant::now();
         let before = effects().await;
         let until_done = (before + more).min(COUNT);
-        let running = tokio::spawn(consumer.run(transactional_batch::<PgLedger, _>(move |tx, events| {
-            count.fetch_add(1, Ordering::SeqCst);
-            let ids: Vec<_> = events.iter().map(|event| event.id.as_str().into_owned()).collect();
-            let insert = insert.clone();
-            Box::pin(async move {
-                sqlx::query(sqlx::AssertSqlSafe(insert)).bind(ids).execute(&mut **tx).await?;
-                Ok(())
-            })
-        })));
+        let running = tokio::spawn(consumer.transactional_batch(handler));
         until("enough of it", || async { effects().await >= until_done }).await;
         let done = effects().await - before;
         let took = began.elapsed();
@@ -298,10 +323,10 @@ async fn t84_after_a_kill_the_rest_runs_in_whole_batches() {
 async fn t79_one_budget_of_memory_for_the_whole_process() {
     let stuck = |started: &Arc<AtomicU32>| {
         let started = Arc::clone(started);
-        leased(move |_: Event, _| {
+        move |_: &Event, _: &Run| {
             started.fetch_add(1, Ordering::SeqCst);
-            std::future::pending()
-        })
+            std::future::pending::<Handled>()
+        }
     };
     let (ledger, ..) = world().await;
     let records: Vec<_> = (0..20_000).map(|n| event(&format!("e-{n}"))).collect();
@@ -313,7 +338,7 @@ async fn t79_one_budget_of_memory_for_the_whole_process() {
     });
     let many = many.build().unwrap();
     let handle = many.handle();
-    let running = tokio::spawn(many.run(stuck(&started)));
+    let running = tokio::spawn(many.leased(stuck(&started)));
     until("all of them pause", || async { handle.progress().paused == 20 }).await;
     let in_flight = handle.progress().in_flight;
     // What the bus brings at once may be more than there is room for.
@@ -333,9 +358,9 @@ async fn t79_one_budget_of_memory_for_the_whole_process() {
         consumer(&bus, ledger.clone()).with(|settings| settings.held_interval = Duration::from_secs(60));
     let fails = fails.build().unwrap();
     let handle = fails.handle();
-    let running = tokio::spawn(fails.run(leased(|_: Event, _| async {
+    let running = tokio::spawn(fails.leased(|_: &Event, _: &Run| async {
         Err(Failed::retry_after("the sink is away", Duration::from_secs(2)))
-    })));
+    }));
     until("all are held", || async { handle.progress().passed.get("held") == Some(&30) }).await;
     handle.stop();
     running.await.unwrap().unwrap();
@@ -346,7 +371,7 @@ async fn t79_one_budget_of_memory_for_the_whole_process() {
     });
     let few = few.build().unwrap();
     let handle = few.handle();
-    let running = tokio::spawn(few.run(stuck(&started)));
+    let running = tokio::spawn(few.leased(stuck(&started)));
     until("some of them run", || async { started.load(Ordering::SeqCst) > 3 }).await;
     tokio::time::sleep(Duration::from_secs(1)).await; // whatever else would come
     assert_eq!(started.load(Ordering::SeqCst), 4);
@@ -373,11 +398,11 @@ async fn t82_a_delayed_retry_is_suspect_when_its_process_dies() {
         });
         let one = one.build().unwrap();
         let handle = one.handle();
-        let running = tokio::spawn(one.run(transactional::<PgLedger, _>(move |_, event| {
+        let running = tokio::spawn(one.transactional(move |_: &mut PgTx, event: &Event| {
             let first = event.id.as_str() == "e-0";
             let run = if first { count.fetch_add(1, Ordering::SeqCst) } else { 0 };
             let (ledger, scope, into) = (of.clone(), scope.clone(), Arc::clone(&into));
-            Box::pin(async move {
+            async move {
                 match (first, life, run) {
                     (true, 0, 0) => return Err(Failed::retry_after("not yet", Duration::from_secs(20))),
                     (true, 0, _) => std::future::pending().await, // it dies here
@@ -388,8 +413,8 @@ async fn t82_a_delayed_retry_is_suspect_when_its_process_dies() {
                     _ => {}
                 }
                 Ok(())
-            })
-        })));
+            }
+        }));
         if life == 0 {
             // First the others: what is in one batch with it would wait for it.
             until("all others are done", || async { entries(&ledger, State::Done).await.len() == 99 }).await;
@@ -418,29 +443,16 @@ async fn t78_a_held_event_takes_effect_where_transactions_are_snapshots() {
     let ledger = PgLedger::with_pool(pool, support::settings(direct.schema())).await.unwrap();
     let bus = bus(1, &[event("held")]).await;
     let runs = Arc::new(AtomicU32::new(0));
-    let (its, select) = (Arc::clone(&runs), format!("select count(*) from {table}"));
-    let insert = format!("insert into {table} (id) values ($1)");
+    let handler = SecondTime::new(&table, &runs, Then::ReadsAndSleeps(Duration::from_secs(2)));
     let consumer = consumer(&bus, ledger)
         .with(|settings| {
             settings.lease = Duration::from_secs(30);
-            settings.heartbeat = Duration::from_millis(200);
+            settings.heartbeat = Duration::from_millis(200); // a run sleeps for longer
         })
         .build()
         .unwrap();
     let handle = consumer.handle();
-    let running = tokio::spawn(consumer.run(transactional::<PgLedger, _>(move |tx, event| {
-        let (run, insert, select) = (its.fetch_add(1, Ordering::SeqCst), insert.clone(), select.clone());
-        Box::pin(async move {
-            if run == 0 {
-                return Err(Failed::retry_after("not yet", Duration::from_millis(300)));
-            }
-            sqlx::query(sqlx::AssertSqlSafe(select)).execute(&mut **tx).await?; // from here on it is a snapshot
-            tokio::time::sleep(Duration::from_secs(2)).await; // longer than a heartbeat
-            let insert = sqlx::query(sqlx::AssertSqlSafe(insert));
-            insert.bind(event.id.as_str()).execute(&mut **tx).await?;
-            Ok(())
-        })
-    })));
+    let running = tokio::spawn(consumer.transactional(handler));
     until("it is done", || async { !entries(&direct, State::Done).await.is_empty() }).await;
     handle.stop();
     running.await.unwrap().unwrap();
@@ -455,7 +467,7 @@ async fn t82_held_events_that_can_never_be_looked_for_end_the_consumer() {
     let bus = bus(1, &[]).await;
     let consumer = consumer(&bus, ledger.clone()).build().unwrap();
     let handle = consumer.handle();
-    let running = tokio::spawn(consumer.run(leased(|_: Event, _| async { Ok(()) })));
+    let running = tokio::spawn(consumer.leased(|_: &Event, _: &Run| async { Ok(()) }));
     until("it has its partition", || async { handle.progress().partitions == 1 }).await;
     support::run(ledger.pool(), format!("drop schema {} cascade", ledger.schema())).await;
     until("it ends", || async { running.is_finished() }).await;

@@ -2,6 +2,7 @@
 #![cfg(all(feature = "testing", feature = "postgres", feature = "sqlite"))]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use crate::support::handlers::Insert;
 use crate::support::postgres as support;
 use crate::support::proxy;
 use crate::support::wait::until;
@@ -9,16 +10,19 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hapax::backend::postgres::PgLedger;
+use hapax::backend::postgres::{PgLedger, PgTx};
 use hapax::backend::sqlite::{SqliteLedger, SqliteTransaction};
 use hapax::bus::memory::MemoryBus;
 use hapax::bus::{Bus, Partition, Record, TopicSettings};
-use hapax::consumer::{Consumer, ConsumerBuilder, Failed, Guarantee, transactional, transactional_batch};
+use hapax::consumer::{
+    Consumer, ConsumerBuilder, ConsumerHandle, Counts, Failed, Handled, TransactionalBatchHandler,
+    TransactionalHandler,
+};
 use hapax::ledger::{
     Claim, Claims, ConsumerStore, Epoch, Extend, Filter, Marker, OnDead, Operations, OrderPolicy, Outcome,
     Settings, Settle, Settled, State, SweepSettings, Swept, TransactionalLedger,
 };
-use hapax::{Result, Scope, Time, Topic};
+use hapax::{Event, Result, Scope, Time, Topic};
 
 fn topic() -> Topic {
     Topic::new("orders").unwrap()
@@ -54,14 +58,31 @@ fn consumer<L: TransactionalLedger>(bus: &Arc<MemoryBus>, ledger: &L) -> Consume
 }
 
 /// Runs until so many deliveries are through, then drains.
-async fn run<L: TransactionalLedger>(
+async fn run<L: TransactionalLedger, A: 'static>(
     builder: ConsumerBuilder<L>,
-    guarantee: impl Guarantee<L> + 'static,
+    handler: impl TransactionalHandler<L::Transaction, A>,
     passed: u64,
-) -> hapax::consumer::Counts {
+) -> Counts {
     let consumer = builder.build().unwrap();
-    let handle = consumer.handle();
-    let running = tokio::spawn(consumer.run(guarantee));
+    finish(consumer.handle(), consumer.transactional(handler), passed).await
+}
+
+/// The same with a handler of batches.
+async fn run_batches<L: TransactionalLedger, A: 'static>(
+    builder: ConsumerBuilder<L>,
+    handler: impl TransactionalBatchHandler<L::Transaction, A>,
+    passed: u64,
+) -> Counts {
+    let consumer = builder.build().unwrap();
+    finish(consumer.handle(), consumer.transactional_batch(handler), passed).await
+}
+
+async fn finish(
+    handle: ConsumerHandle,
+    consuming: impl Future<Output = Result<Counts>> + Send + 'static,
+    passed: u64,
+) -> Counts {
+    let running = tokio::spawn(consuming);
     until("all through", || async {
         assert!(!running.is_finished(), "it ended by itself");
         handle.progress().passed.values().sum::<u64>() == passed
@@ -91,20 +112,25 @@ async fn effects(ledger: &PgLedger, table: &str) -> Vec<String> {
 }
 
 /// Inserts the id of each event. One of them fails a few times first.
-fn inserts(table: &str, flaky: &'static str, failures: u32) -> impl Guarantee<PgLedger> + use<> {
-    let insert: Arc<str> = format!("insert into {table} (id) values ($1)").into();
-    let failed = Arc::new(AtomicU32::new(0));
-    transactional::<PgLedger, _>(move |tx, event| {
-        let (insert, failed) = (Arc::clone(&insert), Arc::clone(&failed));
-        Box::pin(async move {
-            let id = event.id.to_string();
-            if id == flaky && failed.fetch_add(1, Ordering::SeqCst) < failures {
-                return Err(Failed::retryable("not yet"));
-            }
-            sqlx::query(sqlx::AssertSqlSafe(insert)).bind(id).execute(&mut **tx).await?;
-            Ok(())
-        })
-    })
+struct Flaky {
+    insert: Insert,
+    id: &'static str,
+    failures: AtomicU32,
+}
+
+impl TransactionalHandler<PgTx> for Flaky {
+    async fn handle(&self, tx: &mut PgTx, event: &Event) -> Handled {
+        let fails =
+            || self.failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        if *event.id.as_str() == *self.id && fails().is_ok() {
+            return Err(Failed::retryable("not yet"));
+        }
+        self.insert.handle(tx, event).await
+    }
+}
+
+fn flaky(table: &str, id: &'static str, failures: u32) -> Flaky {
+    Flaky { insert: Insert::into(table), id, failures: AtomicU32::new(failures) }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -113,22 +139,7 @@ async fn postgres_effects_of_duplicates_happen_once() {
     let records: Vec<_> =
         (0..600).map(|n| record(None, serde_json::json!({"event_id": format!("e-{}", n % 200)}))).collect();
     let bus = bus(&records).await;
-    let insert = format!("insert into {table} (id) values ($1)");
-    let counts = run(
-        consumer(&bus, &ledger),
-        transactional::<PgLedger, _>(move |tx, event| {
-            let insert = insert.clone();
-            Box::pin(async move {
-                sqlx::query(sqlx::AssertSqlSafe(insert))
-                    .bind(event.id.to_string())
-                    .execute(&mut **tx)
-                    .await?;
-                Ok(())
-            })
-        }),
-        600,
-    )
-    .await;
+    let counts = run(consumer(&bus, &ledger), Insert::into(&table), 600).await;
     let effects = effects(&ledger, &table).await;
     assert_eq!((counts["done"], counts["duplicate"], effects.len()), (200, 400, 200));
 }
@@ -139,21 +150,15 @@ async fn postgres_one_poison_event_costs_one_event_in_a_batch_handler() {
     let records: Vec<_> =
         (0..128).map(|n| record(None, serde_json::json!({"event_id": format!("e-{n}")}))).collect();
     let bus = bus(&records).await;
-    let insert = format!("insert into {table} (id) select unnest($1::text[])");
-    let counts = run(
-        consumer(&bus, &ledger),
-        transactional_batch::<PgLedger, _>(move |tx, events| {
-            let insert = insert.clone();
-            Box::pin(async move {
-                let ids: Vec<_> = events.iter().map(|event| event.id.to_string()).collect();
-                let poison = ids.iter().any(|id| id == "e-77");
-                sqlx::query(sqlx::AssertSqlSafe(insert)).bind(ids).execute(&mut **tx).await?;
-                if poison { Err(Failed::retryable("poison")) } else { Ok(()) }
-            })
-        }),
-        128,
-    )
-    .await;
+    struct Poisoned(Insert);
+    impl TransactionalBatchHandler<PgTx> for Poisoned {
+        async fn handle(&self, tx: &mut PgTx, events: &[Event]) -> Handled {
+            self.0.insert_all(tx, events).await?;
+            let poison = events.iter().any(|event| *event.id.as_str() == *"e-77");
+            if poison { Err(Failed::retryable("poison")) } else { Ok(()) }
+        }
+    }
+    let counts = run_batches(consumer(&bus, &ledger), Poisoned(Insert::into(&table)), 128).await;
     assert_eq!((counts["done"], counts["dead"]), (127, 1));
     let effects = effects(&ledger, &table).await;
     assert_eq!(effects.len(), 127);
@@ -178,12 +183,9 @@ async fn postgres_order_holds_in_batches_while_one_fails() {
         }
     }
     let bus = bus(&records).await;
-    let counts = run(
-        consumer(&bus, &ledger).order(OrderPolicy::Latest, OnDead::Park),
-        inserts(&table, "b-10", 2),
-        120,
-    )
-    .await;
+    let counts =
+        run(consumer(&bus, &ledger).order(OrderPolicy::Latest, OnDead::Park), flaky(&table, "b-10", 2), 120)
+            .await;
     assert_eq!(counts["done"], 120);
     let effects = effects(&ledger, &table).await;
     for aggregate in ["a", "b", "c"] {
@@ -232,13 +234,13 @@ async fn t84_postgres_suspects_are_narrowed_by_deaths() {
         }
         let batches = Arc::new(Mutex::new(Vec::new()));
         let log = Arc::clone(&batches);
-        run(
+        run_batches(
             consumer(&bus, &ledger),
-            transactional_batch::<PgLedger, _>(move |_, events| {
+            move |_: &mut PgTx, events: &[Event]| {
                 let offsets = events.iter().map(|event| event.origin.clone().unwrap().offset);
                 log.lock().unwrap().push(offsets.collect::<Vec<_>>());
-                Box::pin(async { Ok(()) })
-            }),
+                async { Ok(()) }
+            },
             20,
         )
         .await;
@@ -319,18 +321,19 @@ async fn t22_suspects_that_had_no_turn_stay_suspect() {
     let first = consumer(&bus, &ledger).with(|settings| settings.drain = Duration::from_millis(10));
     let first = first.build().unwrap();
     let handle = first.handle();
-    let running = tokio::spawn(first.run(transactional_batch::<SqliteLedger, _>(move |_, events| {
-        let stays = events.iter().any(|event| event.id.to_string() == "e-2");
-        if stays {
-            reached.send(events[0].origin.clone().unwrap().partition).unwrap();
-        }
-        Box::pin(async move {
+    let running =
+        tokio::spawn(first.transactional_batch(move |_: &mut SqliteTransaction, events: &[Event]| {
+            let stays = events.iter().any(|event| event.id.to_string() == "e-2");
             if stays {
-                std::future::pending::<()>().await;
+                reached.send(events[0].origin.clone().unwrap().partition).unwrap();
             }
-            Ok(())
-        })
-    })));
+            async move {
+                if stays {
+                    std::future::pending::<()>().await;
+                }
+                Ok(())
+            }
+        }));
     let partition = third.recv().await.unwrap();
     handle.stop();
     running.await.unwrap().unwrap();
@@ -338,12 +341,12 @@ async fn t22_suspects_that_had_no_turn_stay_suspect() {
     assert_eq!(left, [marker(partition, 2)]);
     let sizes = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&sizes);
-    run(
+    run_batches(
         consumer(&bus, &ledger),
-        transactional_batch::<SqliteLedger, _>(move |_, events| {
+        move |_: &mut SqliteTransaction, events: &[Event]| {
             log.lock().unwrap().push((events.len(), events[0].id.to_string()));
-            Box::pin(async { Ok(()) })
-        }),
+            async { Ok(()) }
+        },
         8,
     )
     .await;
@@ -364,10 +367,10 @@ async fn t13_postgres_a_pool_of_one_suffices() {
     let flaky = Arc::new(AtomicU32::new(0));
     let counts = run(
         consumer(&bus, &ledger),
-        transactional::<PgLedger, _>(move |_, event| {
+        move |_: &mut PgTx, event: &Event| {
             let fails = event.id.to_string() == "e-7" && flaky.fetch_add(1, Ordering::SeqCst) < 2;
-            Box::pin(async move { if fails { Err(Failed::retryable("no")) } else { Ok(()) } })
-        }),
+            async move { if fails { Err(Failed::retryable("no")) } else { Ok(()) } }
+        },
         51,
     )
     .await;
@@ -385,12 +388,10 @@ async fn sqlite_effects_of_duplicates_happen_once_and_poison_is_dead() {
     let bus = bus(&records).await;
     let counts = run(
         consumer(&bus, &ledger),
-        transactional::<SqliteLedger, _>(|tx, event| {
-            Box::pin(async move {
-                tx.execute("insert into paid values (?1)", [event.id.to_string()])?;
-                if event.id.to_string() == "e-9" { Err(Failed::fatal("poison")) } else { Ok(()) }
-            })
-        }),
+        async |tx: &mut SqliteTransaction, event: &Event| {
+            tx.execute("insert into paid values (?1)", [event.id.to_string()])?;
+            if event.id.to_string() == "e-9" { Err(Failed::fatal("poison")) } else { Ok(()) }
+        },
         100,
     )
     .await;
@@ -413,7 +414,6 @@ async fn t31_postgres_cut_commits_of_a_consumer_lose_and_double_nothing() {
     let records: Vec<_> =
         (0..400).map(|n| record(None, serde_json::json!({"event_id": format!("e-{n}")}))).collect();
     let bus = bus(&records).await;
-    let insert = format!("insert into {table} (id) values ($1)");
     let cutting = tokio::spawn({
         let proxy = Arc::clone(&proxy);
         async move {
@@ -432,21 +432,7 @@ async fn t31_postgres_cut_commits_of_a_consumer_lose_and_double_nothing() {
         }
     });
     let builder = consumer(&bus, &ledger).with(|settings| settings.batch_max = 4);
-    let counts = run(
-        builder,
-        transactional::<PgLedger, _>(move |tx, event| {
-            let insert = insert.clone();
-            Box::pin(async move {
-                sqlx::query(sqlx::AssertSqlSafe(insert))
-                    .bind(event.id.to_string())
-                    .execute(&mut **tx)
-                    .await?;
-                Ok(())
-            })
-        }),
-        400,
-    )
-    .await;
+    let counts = run(builder, Insert::into(&table), 400).await;
     cutting.abort();
     let cut = proxy.lost();
     let (ids, rows): (i64, i64) =
@@ -467,26 +453,17 @@ async fn postgres_an_error_that_a_handler_swallows_loses_nothing() {
     let records: Vec<_> =
         (0..40).map(|n| record(None, serde_json::json!({"event_id": format!("e-{n}")}))).collect();
     let bus = bus(&records).await;
-    let insert = format!("insert into {table} (id) values ($1)");
-    let counts = run(
-        consumer(&bus, &ledger),
-        transactional::<PgLedger, _>(move |tx, event| {
-            let insert = insert.clone();
-            Box::pin(async move {
-                sqlx::query(sqlx::AssertSqlSafe(insert))
-                    .bind(event.id.to_string())
-                    .execute(&mut **tx)
-                    .await
-                    .ok();
-                if event.id.to_string() == "e-7" {
-                    let _ = sqlx::query("select 1 / 0").execute(&mut **tx).await;
-                }
-                Ok(())
-            })
-        }),
-        40,
-    )
-    .await;
+    struct Swallows(Insert);
+    impl TransactionalHandler<PgTx> for Swallows {
+        async fn handle(&self, tx: &mut PgTx, event: &Event) -> Handled {
+            let _ = self.0.handle(tx, event).await;
+            if event.id.to_string() == "e-7" {
+                let _ = sqlx::query("select 1 / 0").execute(&mut **tx).await;
+            }
+            Ok(())
+        }
+    }
+    let counts = run(consumer(&bus, &ledger), Swallows(Insert::into(&table)), 40).await;
     assert_eq!((counts["done"], counts["dead"]), (39, 1));
     let effects = effects(&ledger, &table).await;
     assert_eq!(effects.len(), 39);
@@ -628,15 +605,15 @@ async fn an_outage_at_the_assignment_makes_nothing_suspect() {
     let bus = bus(&records).await;
     let batches = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&batches);
-    let counts = run(
+    let counts = run_batches(
         consumer(&bus, &ledger),
-        transactional_batch::<Unmarked, _>(move |_, events| {
+        move |_: &mut SqliteTransaction, events: &[Event]| {
             let places = events.iter().map(|event| event.origin.clone().unwrap());
             seen.lock()
                 .unwrap()
                 .push(places.map(|origin| (origin.partition, origin.offset)).collect::<Vec<_>>());
-            Box::pin(async { Ok(()) })
-        }),
+            async { Ok(()) }
+        },
         200,
     )
     .await;
@@ -669,7 +646,7 @@ async fn t85_an_id_that_is_known_to_be_busy_is_asked_for_without_its_neighbours(
     let consumer = consumer.build().unwrap();
     let handle = consumer.handle();
     let running =
-        tokio::spawn(consumer.run(transactional_batch::<Unmarked, _>(|_, _| Box::pin(async { Ok(()) }))));
+        tokio::spawn(consumer.transactional_batch(async |_: &mut SqliteTransaction, _: &[Event]| Ok(())));
     let through = || handle.progress().passed.values().sum::<u64>();
     until("its neighbours", || async { through() == 99 }).await;
     let before = asked.lock().unwrap().len();

@@ -41,7 +41,7 @@ async fn stage(settings: KafkaSettings, partitions: i32) -> (KafkaBus, Topic, St
 }
 
 async fn next(member: &mut Box<dyn Subscriber>) -> BusEvent {
-    tokio::time::timeout(DEADLINE, member.next()).await.expect("something is heard").unwrap()
+    tokio::time::timeout(DEADLINE, member.next()).await.expect("something is received").unwrap()
 }
 
 async fn given(member: &mut Box<dyn Subscriber>) -> Vec<Assignment> {
@@ -84,8 +84,8 @@ async fn aborted_records_are_never_heard_and_markers_are_gaps() {
     assert_eq!(bus.range(&partition).await.unwrap(), (0, 9));
     let mut member = bus.subscribe(subscription(&group, &topic)).await.unwrap();
     let (records, rest) = receive(&mut member, 3).await;
-    let heard: Vec<_> = records.iter().map(|r| (r.origin.offset, payload(r))).collect();
-    assert_eq!(heard, [(0, "a".to_owned()), (1, "b".to_owned()), (7, "c".to_owned())]);
+    let received: Vec<_> = records.iter().map(|r| (r.origin.offset, payload(r))).collect();
+    assert_eq!(received, [(0, "a".to_owned()), (1, "b".to_owned()), (7, "c".to_owned())]);
     let [BusEvent::Assigned(assigned)] = &rest[..] else { panic!("{rest:?}") };
     let answers = member.commit(&[(assigned[0].clone(), 8)]).await.unwrap();
     assert!(answers.iter().all(Result::is_ok), "{answers:?}");
@@ -277,9 +277,9 @@ async fn more_than_the_buffers_hold_arrives_in_order() {
     let records: Vec<_> = (0..5000).map(|n| record("k", &n.to_string())).collect();
     publish(&bus, &topic, &records).await;
     let mut member = bus.subscribe(subscription(&group, &topic)).await.unwrap();
-    let (heard, _) = receive(&mut member, 5000).await;
+    let (received, _) = receive(&mut member, 5000).await;
     let expected: Vec<_> = (0..5000).map(|n: i32| n.to_string()).collect();
-    assert_eq!(heard.iter().map(payload).collect::<Vec<_>>(), expected);
+    assert_eq!(received.iter().map(payload).collect::<Vec<_>>(), expected);
     member.leave().await.unwrap();
 }
 
@@ -429,7 +429,7 @@ async fn a_pause_survives_rebalances_of_others() {
                         first.release(&revoked).await.unwrap();
                         break revoked;
                     }
-                    BusEvent::Records(records) => panic!("paused, and heard {}", records.len()),
+                    BusEvent::Records(records) => panic!("paused, and received {}", records.len()),
                     _ => {}
                 }
             }
@@ -440,24 +440,24 @@ async fn a_pause_survives_rebalances_of_others() {
         second.leave().await.unwrap();
         // The others come back, unpaused; those that stayed are still silent.
         let mut back = 0;
-        let mut heard = Vec::new();
+        let mut received = Vec::new();
         let mut expected = 0;
         for assigned in &revoked {
             expected += bus.range(&assigned.partition).await.unwrap().1;
         }
-        while back < revoked.len() || i64::try_from(heard.len()).unwrap() < expected {
+        while back < revoked.len() || i64::try_from(received.len()).unwrap() < expected {
             match next(&mut first).await {
                 BusEvent::Assigned(given) => back += given.len(),
-                BusEvent::Records(records) => heard.extend(records),
+                BusEvent::Records(records) => received.extend(records),
                 other => panic!("{other:?}"),
             }
         }
         let silent = |r: &Received| kept.iter().any(|own| own.partition.number == r.origin.partition);
-        assert!(!heard.iter().any(silent), "{protocol:?}: a paused partition was heard");
+        assert!(!received.iter().any(silent), "{protocol:?}: a paused partition was read");
         first.resume(&kept).await.unwrap();
-        let (rest, _) = receive(&mut first, 200 - heard.len()).await;
+        let (rest, _) = receive(&mut first, 200 - received.len()).await;
         let mut offsets: Vec<_> =
-            heard.iter().chain(&rest).map(|r| (r.origin.partition, r.origin.offset)).collect();
+            received.iter().chain(&rest).map(|r| (r.origin.partition, r.origin.offset)).collect();
         offsets.sort_unstable();
         offsets.dedup();
         assert_eq!(offsets.len(), 200, "{protocol:?}");
@@ -472,13 +472,13 @@ async fn a_seek_while_paused_holds_when_it_goes_on() {
     publish(&bus, &topic, &records).await;
     let mut member = bus.subscribe(subscription(&group, &topic)).await.unwrap();
     let mine = given(&mut member).await;
-    let (heard, _) = receive(&mut member, 1).await;
+    let (received, _) = receive(&mut member, 1).await;
     member.pause(&mine).await.unwrap();
     member.seek(&mine[0].partition, 7).await.unwrap();
     member.resume(&mine).await.unwrap();
-    assert_eq!(heard[0].origin.offset, 0);
-    let (heard, _) = receive(&mut member, 43).await;
-    assert_eq!(heard.iter().map(|r| r.origin.offset).collect::<Vec<_>>(), (7..50).collect::<Vec<_>>());
+    assert_eq!(received[0].origin.offset, 0);
+    let (received, _) = receive(&mut member, 43).await;
+    assert_eq!(received.iter().map(|r| r.origin.offset).collect::<Vec<_>>(), (7..50).collect::<Vec<_>>());
     member.leave().await.unwrap();
 }
 
@@ -492,7 +492,7 @@ async fn a_topic_that_is_deleted_is_an_error_and_not_silence() {
     let end = Instant::now() + DEADLINE;
     let code = loop {
         assert!(Instant::now() < end, "nothing was reported");
-        match tokio::time::timeout(DEADLINE, member.next()).await.expect("something is heard") {
+        match tokio::time::timeout(DEADLINE, member.next()).await.expect("something is received") {
             Ok(BusEvent::Revoked(partitions)) => {
                 member.release(&partitions).await.unwrap();
                 break "revoked".to_owned();

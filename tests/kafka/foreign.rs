@@ -11,10 +11,11 @@ use crate::support::raw_kafka::RawRecord;
 use hapax::backend::memory::MemoryLedger;
 use hapax::bus::kafka::KafkaBus;
 use hapax::bus::{Bus, BusEvent, Received, Subscription, TopicSettings};
-use hapax::consumer::{Consumer, leased};
+use hapax::consumer::Consumer;
+use hapax::guard::Run;
 use hapax::ledger::{Filter, Operations as _, State};
 use hapax::testing::kafka::{brokers, connect, settings, topic_with};
-use hapax::{Time, Topic};
+use hapax::{Event, Time, Topic};
 
 const DEADLINE: Duration = Duration::from_secs(120);
 const CODECS: [&str; 5] = ["none", "gzip", "snappy", "lz4", "zstd"];
@@ -25,13 +26,14 @@ fn unique(what: &str) -> String {
 }
 
 /// Hears every record of a topic, up to the ends of its partitions.
-async fn hear_all(bus: &KafkaBus, topic: &Topic, count: usize) -> Vec<Received> {
+async fn receive_all(bus: &KafkaBus, topic: &Topic, count: usize) -> Vec<Received> {
     let subscription = Subscription::new(unique("group"), [topic.clone()]).unwrap();
     let mut member = bus.subscribe(subscription).await.unwrap();
     let mut all = Vec::new();
     while all.len() < count {
-        let heard = tokio::time::timeout(DEADLINE, member.next()).await.expect("something is heard").unwrap();
-        if let BusEvent::Records(records) = heard {
+        let received =
+            tokio::time::timeout(DEADLINE, member.next()).await.expect("something is received").unwrap();
+        if let BusEvent::Records(records) = received {
             all.extend(records);
         }
     }
@@ -54,10 +56,10 @@ async fn consume(bus: &KafkaBus, ledger: &MemoryLedger, topic: &Topic, count: u6
         .unwrap();
     let handle = consumer.handle();
     let its = seen.clone();
-    let mut running = tokio::spawn(consumer.run(leased(move |event: hapax::Event, _| {
+    let mut running = tokio::spawn(consumer.leased(move |event: &Event, _: &Run| {
         *its.lock().unwrap().entry(String::from(event.id.as_str())).or_default() += 1;
         async { Ok(()) }
-    })));
+    }));
     let end = tokio::time::Instant::now() + DEADLINE;
     while handle.progress().passed.values().sum::<u64>() < count {
         assert!(tokio::time::Instant::now() < end, "{:?} of {count}", handle.progress());
@@ -94,7 +96,7 @@ async fn t83_what_the_java_client_writes_in_any_codec_takes_effect_once() {
     expected.extend(CODECS.iter().flat_map(|codec| [format!("large-{codec}"), format!("tombstone-{codec}")]));
     expected.extend((0..3).flat_map(|round| some(&format!("committed{round}"), PARTITIONS)));
 
-    let records = hear_all(&bus, &topic, expected.len()).await;
+    let records = receive_all(&bus, &topic, expected.len()).await;
     assert_eq!(records.len(), expected.len());
     for received in &records {
         let (id, record) = (id(received), &received.record);
@@ -130,9 +132,9 @@ async fn t83_a_topic_with_a_codec_of_its_own_is_read_back() {
         for answer in bus.publish(&topic, &records).await.unwrap() {
             answer.unwrap();
         }
-        let heard = hear_all(&bus, &topic, 20).await;
+        let received = receive_all(&bus, &topic, 20).await;
         assert!(
-            heard.iter().zip(&records).all(|(heard, sent)| heard.record.payload == sent.payload),
+            received.iter().zip(&records).all(|(received, sent)| received.record.payload == sent.payload),
             "{codec}"
         );
     }
@@ -195,7 +197,7 @@ async fn t73_a_thread_that_panics_while_it_polls_ends_its_consumer() {
         .topic(topic.as_str())
         .build()
         .unwrap();
-    let running = consumer.run(leased(|_: hapax::Event, _| async { Ok(()) }));
+    let running = consumer.leased(|_: &Event, _: &Run| async { Ok(()) });
     let ended = tokio::time::timeout(DEADLINE, running).await.expect("it ends, instead of waiting for ever");
     let error = ended.expect_err("its thread is gone");
     assert!(!error.is_retryable() && error.chain().contains("kafka.polled"), "{}", error.chain());

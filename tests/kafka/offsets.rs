@@ -12,7 +12,7 @@ use hapax::bus::kafka::{GroupProtocol, KafkaBus, KafkaSettings};
 use hapax::bus::{
     Assignment, Bus, BusEvent, Partition, Received, Record, Start, Subscriber, Subscription, TopicSettings,
 };
-use hapax::consumer::{Consumer, leased};
+use hapax::consumer::Consumer;
 use hapax::testing::kafka::{add_partitions, connect, delete_topic, produce_to, remove_below, settings};
 use hapax::{Error, Topic};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
@@ -201,10 +201,10 @@ async fn t76_a_consumer_drops_nothing_when_its_topic_is_made_again() {
         let builder = Consumer::builder(Arc::new(bus.clone()), ledger.clone());
         let consumer = builder.scope(scope.as_str()).topic(topic.as_str()).build().unwrap();
         let (handle, its) = (consumer.handle(), seen.clone());
-        let running = tokio::spawn(consumer.run(leased(move |event: hapax::Event, _| {
+        let running = tokio::spawn(consumer.leased(move |event: &hapax::Event, _: &hapax::guard::Run| {
             its.lock().unwrap().insert(String::from(event.id.as_str()));
             async { Ok(()) }
-        })));
+        }));
         (handle, running)
     };
     let count =

@@ -60,7 +60,8 @@ async fn records_travel_over_tls_with_either_mechanism() {
             bus.subscribe(Subscription::new(group.as_str(), [topic.clone()]).unwrap()).await.unwrap();
         let mut given = None;
         let received = loop {
-            match tokio::time::timeout(DEADLINE, member.next()).await.expect("something is heard").unwrap() {
+            match tokio::time::timeout(DEADLINE, member.next()).await.expect("something is received").unwrap()
+            {
                 BusEvent::Assigned(partitions) => given = partitions.into_iter().next(),
                 BusEvent::Records(mut records) => break records.remove(0),
                 other => panic!("{other:?}"),

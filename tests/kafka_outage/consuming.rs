@@ -125,16 +125,16 @@ struct Consumer {
     member: Box<dyn Subscriber>,
     held: BTreeMap<Partition, Assignment>,
     after: BTreeMap<Partition, i64>,
-    heard: BTreeSet<usize>,
+    received: BTreeSet<usize>,
     again: usize,
 }
 
 impl Consumer {
     async fn listen(&mut self) {
-        let Ok(heard) = tokio::time::timeout(Duration::from_millis(200), self.member.next()).await else {
+        let Ok(received) = tokio::time::timeout(Duration::from_millis(200), self.member.next()).await else {
             return;
         };
-        match heard.expect("an outage is not an error of `next`") {
+        match received.expect("an outage is not an error of `next`") {
             BusEvent::Assigned(given) => {
                 for assigned in given {
                     self.after.remove(&assigned.partition);
@@ -155,7 +155,7 @@ impl Consumer {
                     let after = self.after.insert(partition, origin.offset + 1).unwrap_or(0);
                     assert!(origin.offset >= after, "{} after {}", origin.offset, after - 1);
                     let number = std::str::from_utf8(received.record.payload.as_ref().unwrap()).unwrap();
-                    if !self.heard.insert(number.parse().unwrap()) {
+                    if !self.received.insert(number.parse().unwrap()) {
                         self.again += 1;
                     }
                 }
@@ -183,14 +183,19 @@ async fn survives(protocol: GroupProtocol, outage: &Outage) {
     bus.create_topic(&topic, TopicSettings::new(3)).await.unwrap();
     let group = format!("group-{}", uuid::Uuid::new_v4().simple());
     let member = bus.subscribe(Subscription::new(group.as_str(), [topic.clone()]).unwrap()).await.unwrap();
-    let mut consumer =
-        Consumer { member, held: BTreeMap::new(), after: BTreeMap::new(), heard: BTreeSet::new(), again: 0 };
+    let mut consumer = Consumer {
+        member,
+        held: BTreeMap::new(),
+        after: BTreeMap::new(),
+        received: BTreeSet::new(),
+        again: 0,
+    };
     let (stop, acknowledged) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let publishing =
         tokio::spawn(publish_all(bus.clone(), topic.clone(), stop.clone(), acknowledged.clone()));
     let end = Instant::now() + DEADLINE;
-    while consumer.heard.len() < 500 {
-        assert!(Instant::now() < end, "nothing is heard");
+    while consumer.received.len() < 500 {
+        assert!(Instant::now() < end, "nothing is received");
         consumer.listen().await;
     }
     consumer.commit().await.expect("a commit");
@@ -210,10 +215,10 @@ async fn survives(protocol: GroupProtocol, outage: &Outage) {
     let back = Instant::now();
     let end = back + DEADLINE; // a broker may take a minute to start
 
-    let (before, seen) = (acknowledged.load(Ordering::SeqCst), consumer.heard.len());
-    let (mut published, mut heard) = (None, None);
-    while acknowledged.load(Ordering::SeqCst) < before + 500 || consumer.heard.len() < seen + 100 {
-        assert!(Instant::now() < end, "it does not go on: {} heard", consumer.heard.len());
+    let (before, seen) = (acknowledged.load(Ordering::SeqCst), consumer.received.len());
+    let (mut published, mut received) = (None, None);
+    while acknowledged.load(Ordering::SeqCst) < before + 500 || consumer.received.len() < seen + 100 {
+        assert!(Instant::now() < end, "it does not go on: {} received", consumer.received.len());
         consumer.listen().await;
         if acknowledged.load(Ordering::SeqCst) > before + 40 {
             published.get_or_insert_with(|| back.elapsed());
@@ -221,17 +226,17 @@ async fn survives(protocol: GroupProtocol, outage: &Outage) {
         if acknowledged.load(Ordering::SeqCst) >= before + 500 {
             stop.store(true, Ordering::SeqCst); // a group that takes long to come back need not read more than that
         }
-        if consumer.heard.len() > seen + 40 {
-            heard.get_or_insert_with(|| back.elapsed());
+        if consumer.received.len() > seen + 40 {
+            received.get_or_insert_with(|| back.elapsed());
         }
     }
-    println!("{protocol:?}: after it is back: published {published:?}, heard {heard:?}");
+    println!("{protocol:?}: after it is back: published {published:?}, received {received:?}");
     let total = publishing.await.unwrap();
-    while consumer.heard.len() < total {
-        assert!(Instant::now() < end, "{} of {total} heard", consumer.heard.len());
+    while consumer.received.len() < total {
+        assert!(Instant::now() < end, "{} of {total} received", consumer.received.len());
         consumer.listen().await;
     }
-    assert_eq!(consumer.heard.last(), Some(&(total - 1)));
+    assert_eq!(consumer.received.last(), Some(&(total - 1)));
     // The group may not have settled yet: then it is heard, and tried again.
     while let Err(error) = consumer.commit().await {
         assert!(Instant::now() < end, "commits do not work again: {error:?}");
@@ -240,7 +245,7 @@ async fn survives(protocol: GroupProtocol, outage: &Outage) {
     for (partition, after) in &consumer.after {
         assert_eq!(bus.committed(&group, partition).await.unwrap(), Some(*after));
     }
-    println!("{protocol:?}: {total} published, {} of them heard again", consumer.again);
+    println!("{protocol:?}: {total} published, {} of them received again", consumer.again);
     consumer.member.leave().await.unwrap();
 }
 

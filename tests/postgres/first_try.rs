@@ -11,7 +11,7 @@ use crate::support::postgres::{ask, run, until};
 use hapax::backend::postgres::PgLedger;
 use hapax::bus::memory::MemoryBus;
 use hapax::bus::{Bus, Record, TopicSettings};
-use hapax::consumer::{Consumer, at_most_once, leased};
+use hapax::consumer::Consumer;
 use hapax::ledger::{Claims as _, State};
 use hapax::testing::kit;
 use hapax::{Error, Event, Guard, Headers, Outcome, Topic};
@@ -290,13 +290,14 @@ async fn t116_an_at_most_once_consumer_does_not_lose_what_it_claimed() {
     let handle = consumer.handle();
     let gate = Gate::shut(&scene).await;
     let (pool, schema) = (scene.direct.clone(), scene.schema.clone());
-    let running = tokio::spawn(consumer.run(at_most_once(move |event: Event| {
+    let running = tokio::spawn(consumer.at_most_once(move |event: &Event| {
+        let event = event.clone();
         let (pool, schema) = (pool.clone(), schema.clone());
         async move {
             effect(&pool, &schema, &event.id.to_string()).await?;
-            Ok(())
+            hapax::consumer::Handled::Ok(())
         }
-    })));
+    }));
     gate.lose_first_try().await;
     gate.until_tries(2).await;
     gate.open().await;
@@ -314,7 +315,7 @@ async fn t116_a_stopping_consumer_gives_back_what_its_first_try_was_granted() {
     let consumer = consumer.with(|settings| settings.drain = Duration::from_mins(10)).build().unwrap();
     let handle = consumer.handle();
     let gate = Gate::shut(&scene).await;
-    let running = tokio::spawn(consumer.run(leased(|_: Event, _| async { Ok(()) })));
+    let running = tokio::spawn(consumer.leased(|_: &Event, _: &hapax::guard::Run| async { Ok(()) }));
     gate.lose_first_try().await;
     gate.until_tries(2).await;
     handle.stop();

@@ -372,7 +372,7 @@ async fn t40_many_writers_with_transactions_of_every_length_lose_nothing_to_a_re
             break;
         }
     }
-    println!("{committed} events committed, {} delivered, {holes} stretches ended at a hole", seen.len());
+    println!("{committed} events committed, {} delivered, {holes} batches ended at a hole", seen.len());
     assert_eq!(seen.len(), committed);
     for writer in 0..8 {
         let aggregate = Aggregate::new(format!("a-{writer}")).unwrap();

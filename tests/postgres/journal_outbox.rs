@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use crate::support::postgres::{ask, fresh_schema, pool, pool_to, run, until, url};
 use crate::support::proxy::Proxy;
-use hapax::backend::postgres::{PgJournal, PgJournalSettings, PgLedger, Pooling};
+use hapax::backend::postgres::{PgJournal, PgJournalSettings, PgLedger, PgTx, Pooling};
 use hapax::bus::memory::MemoryBus;
 use hapax::bus::{Bus, Record, TopicSettings};
-use hapax::consumer::{Consumer, Failed, transactional};
+use hapax::consumer::{Consumer, Failed, Handled, TransactionalHandler};
 use hapax::id::Kind;
 use hapax::journal::{Append, Appender, Expected, Journal, Placing, Position, Stored};
 use hapax::{Aggregate, Error, Event, EventId, Topic};
@@ -70,6 +70,35 @@ async fn j1_row_and_event_are_committed_together_or_not_at_all() {
     assert_eq!((rows, all(&journal).await.len()), (13, 13));
 }
 
+/// Appends an event for each record. Some of its first runs fail, or lose their session.
+struct Outbox {
+    journal: PgJournal,
+    runs: Arc<Mutex<BTreeMap<String, u32>>>,
+}
+
+impl TransactionalHandler<PgTx> for Outbox {
+    async fn handle(&self, tx: &mut PgTx, event: &Event) -> Handled {
+        let id = event.id.to_string();
+        let nth = {
+            let mut runs = self.runs.lock().unwrap();
+            let nth = runs.entry(id.clone()).or_default();
+            *nth += 1;
+            *nth
+        };
+        let number: u64 = id[2..].parse().unwrap();
+        // An id of its own each time: nothing but the transaction keeps it from being there twice.
+        let append = append(&format!("a-{}", number % 8), Expected::Any, &format!("{id}/{nth}"));
+        let _ = self.journal.append_in(tx, &append).await?;
+        if nth == 1 && number % 10 == 3 {
+            return Err(Failed::retryable("the handler failed after its append"));
+        }
+        if nth == 1 && number % 25 == 4 {
+            sqlx::query("select pg_terminate_backend(pg_backend_pid())").execute(&mut **tx).await?;
+        }
+        Ok(())
+    }
+}
+
 /// A consumer whose handler appends in the transaction of its claim, while handlers fail, their sessions are killed, COMMITs and
 /// answers to COMMIT are lost: each record yields one event.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -120,33 +149,8 @@ async fn j1_a_consumer_that_appends_in_its_transaction_yields_one_event_for_each
     let consumer = builder.build().unwrap();
     let handle = consumer.handle();
     let runs: Arc<Mutex<BTreeMap<String, u32>>> = Arc::default();
-    let running = tokio::spawn(consumer.run(transactional::<PgLedger, _>({
-        let (journal, runs) = (journal.clone(), Arc::clone(&runs));
-        move |tx, event| {
-            let (journal, id) = (journal.clone(), event.id.to_string());
-            let nth = {
-                let mut runs = runs.lock().unwrap();
-                let nth = runs.entry(id.clone()).or_default();
-                *nth += 1;
-                *nth
-            };
-            Box::pin(async move {
-                let number: u64 = id[2..].parse().unwrap();
-                // An id of its own each time: nothing but the transaction keeps it from being there twice.
-                let event = format!("{id}/{nth}");
-                let _ = journal
-                    .append_in(tx, &append(&format!("a-{}", number % 8), Expected::Any, &event))
-                    .await?;
-                if nth == 1 && number % 10 == 3 {
-                    return Err(Failed::retryable("the handler failed after its append"));
-                }
-                if nth == 1 && number % 25 == 4 {
-                    sqlx::query("select pg_terminate_backend(pg_backend_pid())").execute(&mut **tx).await?;
-                }
-                Ok(())
-            })
-        }
-    })));
+    let outbox = Outbox { journal: journal.clone(), runs: Arc::clone(&runs) };
+    let running = tokio::spawn(consumer.transactional(outbox));
     until("all records are through", async || {
         assert!(!running.is_finished(), "it ended by itself");
         handle.progress().passed.values().sum::<u64>() == 2 * RECORDS

@@ -9,7 +9,7 @@ use super::doubt::{Scene, scene};
 use crate::support::gated::Gated;
 use crate::support::postgres::{ask, run, until};
 use hapax::bus::{Bus as _, Record};
-use hapax::consumer::{Consumer, ConsumerHandle, Counts, Failed, leased};
+use hapax::consumer::{Consumer, ConsumerHandle, Counts, Failed};
 use hapax::ledger::{ConsumerStore as _, HeldQuery};
 use hapax::{Event, Headers, Result, Scope, Topic};
 use tokio::task::JoinHandle;
@@ -23,7 +23,8 @@ async fn dying(scene: &Scene, bus: &Arc<Gated>) -> (ConsumerHandle, JoinHandle<R
     });
     let consumer = consumer.build().unwrap();
     let handle = consumer.handle();
-    let running = tokio::spawn(consumer.run(leased(|_: Event, _| async { Err(Failed::fatal("no")) })));
+    let running =
+        tokio::spawn(consumer.leased(|_: &Event, _: &hapax::guard::Run| async { Err(Failed::fatal("no")) }));
     let headers = Headers::from_iter([("idempotency_key", "e".to_owned())]);
     let record = Record { payload: Some("{}".into()), headers, ..Record::default() };
     bus.publish(&Topic::new("orders").unwrap(), &[record]).await.unwrap().remove(0).unwrap();

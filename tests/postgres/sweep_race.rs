@@ -3,7 +3,7 @@
 //! transactions of every kind, prepared ones included; scopes begin, and somebody's long transaction comes and goes. The witness is a table of effects that knows nothing of the ledger's own: nothing is doubled,
 //! nothing is lost, and nobody is told "too old" about what is open or was just done.
 //!
-//! A race is one week that goes. `HAPAX_RACES` says how many there are, `HAPAX_RACE_LANES` how many databases they are run in at the
+//! A race is one week that goes. `HAPAX_RACES` says how many there are, `HAPAX_RACE_DATABASES` how many databases they are run in at the
 //! same time, `HAPAX_RACE_LONGER` how much longer everybody pauses; `scripts/torture sweep` runs thousands. `HAPAX_TEST_SEED` repeats what everybody decides, if not when.
 #![cfg(all(feature = "testing", feature = "postgres"))]
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a panic is how a test fails
@@ -39,8 +39,8 @@ const ROUNDS_MAX: u64 = 150;
 const ROUND_MAX: Duration = Duration::from_secs(300);
 /// A line on stderr after so many races.
 const REPORT_EVERY: u64 = 500;
-/// The most lanes: each may have as many prepared transactions as it has workers, and the server of the tests allows 20.
-const LANES_MAX: u64 = 3;
+/// The most databases: each may have as many prepared transactions as it has workers, and the server of the tests allows 20.
+const DATABASES_MAX: u64 = 3;
 /// Where a sweeper's process is killed.
 const POINTS: [&str; 7] = [
     "sweep.closed",
@@ -608,7 +608,7 @@ async fn drop_schema(pool: &PgPool, schema: &str) {
     run(pool, format!("drop schema {schema} cascade")).await;
 }
 
-/// What all lanes have done together.
+/// What the races of all databases have done together.
 struct Tally {
     wanted: u64,
     begun: AtomicU64,
@@ -679,7 +679,7 @@ async fn t62_sweepers_race_with_everybody() {
     if let Some((_, schema)) = role() {
         return sweeper(support::url(), schema).await;
     }
-    let lanes = number("HAPAX_RACE_LANES", 1).clamp(1, LANES_MAX);
+    let databases = number("HAPAX_RACE_DATABASES", 1).clamp(1, DATABASES_MAX);
     let mut random = Random::new();
     let tally = Arc::new(Tally {
         wanted: number("HAPAX_RACES", 18),
@@ -690,7 +690,7 @@ async fn t62_sweepers_race_with_everybody() {
         began: Instant::now(),
     });
     let mut running = tokio::task::JoinSet::new();
-    for _ in 0..lanes {
+    for _ in 0..databases {
         running.spawn(lane(Arc::clone(&tally), random.fork()));
     }
     while let Some(lane) = running.join_next().await {

@@ -66,8 +66,8 @@ async fn a_projection_that_refuses_everything_stops_its_consumer() {
     let ended =
         tokio::time::timeout(std::time::Duration::from_secs(60), stopped.leased_batch(projector)).await;
     ended.expect("it ends by itself").unwrap();
-    let told = broken.take().expect("a reason");
-    assert!(told.to_string().contains("the password is wrong"), "{told}");
+    let error = broken.take().expect("a reason");
+    assert!(error.to_string().contains("the password is wrong"), "{error}");
 
     // Somebody mends it: every event is applied.
     projection.is_mended.store(true, Ordering::SeqCst);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use hapax::backend::memory::MemoryLedger;
 use hapax::bus::{Bus, MemoryBus, TopicSettings};
-use hapax::consumer::{Consumer, leased};
+use hapax::consumer::Consumer;
 use hapax::journal::{Append, Expected, Journal, JournalSettings, MemoryJournal};
 use hapax::ledger::{Filter, Operations as _, State};
 use hapax::records::KIND_PREFIX;
@@ -38,7 +38,7 @@ async fn through(events: &[(Option<&str>, Event)]) -> (Vec<Handled>, Arc<MemoryL
         Consumer::builder(bus, Arc::clone(&ledger)).scope("mailer").topic("orders").build().unwrap();
     let (consuming, seen) = (consumer.handle(), Arc::new(Mutex::new(Vec::new())));
     let into = Arc::clone(&seen);
-    let handler = leased(move |event: Event, _run| {
+    let handler = move |event: &Event, _run: &hapax::guard::Run| {
         let handled = (
             event.tenant.as_ref().map(ToString::to_string),
             event.id.to_string(),
@@ -48,8 +48,8 @@ async fn through(events: &[(Option<&str>, Event)]) -> (Vec<Handled>, Arc<MemoryL
         );
         into.lock().unwrap().push(handled);
         async { Ok(()) }
-    });
-    let consumer = tokio::spawn(consumer.run(handler));
+    };
+    let consumer = tokio::spawn(consumer.leased(handler));
     until("all are consumed", async || {
         consuming.progress().passed.values().sum::<u64>() >= events.len() as u64
     })

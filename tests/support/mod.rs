@@ -10,6 +10,8 @@ pub mod fake_s3;
 pub mod faulty;
 #[cfg(feature = "testing")]
 pub mod gated;
+#[cfg(all(feature = "testing", feature = "postgres"))]
+pub mod handlers;
 #[cfg(all(feature = "testing", feature = "s3"))]
 pub mod objects;
 #[cfg(all(feature = "testing", feature = "postgres"))]

@@ -8,10 +8,11 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax::backend::postgres::PgLedger;
+use hapax::backend::postgres::{PgLedger, PgTx};
 use hapax::bus::kafka::{KafkaBus, KafkaSettings};
 use hapax::bus::{Bus, Partition, Record, TopicSettings};
-use hapax::consumer::{Consumer, ConsumerBuilder, Failed, leased, transactional};
+use hapax::consumer::{Consumer, ConsumerBuilder, Failed, Handled, LeasedHandler, TransactionalHandler};
+use hapax::guard::Run;
 use hapax::ledger::{Entry, Filter, Ledger as _, OnDead, Operations as _, OrderPolicy, State};
 use hapax::sink::{Effect, HttpSink, Sink as _};
 use hapax::{Event, Topic};
@@ -264,7 +265,6 @@ pub fn builder(bus: Arc<KafkaBus>, ledger: PgLedger, topic: &str) -> ConsumerBui
 pub async fn worker(schema: &str) {
     let url = knob("WORKER_URL").unwrap();
     let topic = knob("WORKER_TOPIC").unwrap();
-    let effects = format!("{schema}.effect");
     // It gives up soon, so that an outage is noticed.
     let pool =
         sqlx::postgres::PgPoolOptions::new().max_connections(4).acquire_timeout(Duration::from_secs(5));
@@ -286,44 +286,11 @@ pub async fn worker(schema: &str) {
     });
     let worker = i32::try_from(std::process::id()).unwrap();
     let http = knob("WORKER_HTTP").map(|url| HttpSink::new(&url).expect("a sink"));
+    let effects = Effects { table: format!("{schema}.effect"), worker };
     let ended = if knob("WORKER_MODE").as_deref() == Some("leased") {
-        built
-            .run(leased(move |event: Event, run| {
-                let (pool, effects, http) = (pool.clone(), effects.clone(), http.clone());
-                async move {
-                    misbehave(&event)?;
-                    // As slow as the test asks.
-                    tokio::time::sleep(millis("WORKER_SLOW_MS", 0)).await;
-                    hapax::crash_point!("test.before-apply");
-                    if let Some(http) = http {
-                        http.apply(Effect::leased(event, &run, Duration::from_secs(30))).await?;
-                    } else {
-                        apply_outside(&pool, &effects, worker, &run.key().id.to_string()).await?;
-                    }
-                    hapax::crash_point!("test.after-apply");
-                    Ok(())
-                }
-            }))
-            .await
+        built.leased(Outside { pool, effects, http }).await
     } else {
-        built
-            .run(transactional::<PgLedger, _>(move |tx, event| {
-                let insert = format!("insert into {effects} (id, worker) values ($1, $2)");
-                Box::pin(async move {
-                    misbehave(event)?;
-                    // As slow as the test asks.
-                    tokio::time::sleep(millis("WORKER_SLOW_MS", 0)).await;
-                    hapax::crash_point!("test.before-apply");
-                    sqlx::query(AssertSqlSafe(insert))
-                        .bind(event.id.to_string())
-                        .bind(worker)
-                        .execute(&mut **tx)
-                        .await?;
-                    hapax::crash_point!("test.after-apply");
-                    Ok(())
-                })
-            }))
-            .await
+        built.transactional(Misbehaves(effects)).await
     };
     match ended {
         Ok(counts) => eprintln!("worker {worker} ended: {counts:?}"),
@@ -334,17 +301,72 @@ pub async fn worker(schema: &str) {
     }
 }
 
-/// An outside store: it dedups on the key if it is told to.
-async fn apply_outside(pool: &PgPool, effects: &str, worker: i32, key: &str) -> Result<(), Failed> {
-    let sql = if knob("WORKER_SINK").as_deref() == Some("plain") {
-        format!("insert into {effects} (id, worker) values ($1, $2)")
-    } else {
-        format!(
-            "insert into {effects} (id, worker) select $1, $2 where not exists (select from {effects} where id = $1)"
-        )
-    };
-    sqlx::query(AssertSqlSafe(sql)).bind(key).bind(worker).execute(pool).await?;
+/// Writes each event to the record of effects, in the transaction of its claim.
+pub struct Effects {
+    pub table: String,
+    pub worker: i32,
+}
+
+impl TransactionalHandler<PgTx> for Effects {
+    async fn handle(&self, tx: &mut PgTx, event: &Event) -> Handled {
+        let insert = format!("insert into {} (id, worker) values ($1, $2)", self.table);
+        let insert = sqlx::query(AssertSqlSafe(insert)).bind(event.id.to_string()).bind(self.worker);
+        insert.execute(&mut **tx).await?;
+        Ok(())
+    }
+}
+
+impl Effects {
+    /// As an outside store does: it dedups on the key, unless the test asks for a plain one.
+    async fn apply_outside(&self, pool: &PgPool, key: &str) -> Handled {
+        let effects = &self.table;
+        let sql = if knob("WORKER_SINK").as_deref() == Some("plain") {
+            format!("insert into {effects} (id, worker) values ($1, $2)")
+        } else {
+            format!(
+                "insert into {effects} (id, worker) select $1, $2 where not exists (select from {effects} where id = $1)"
+            )
+        };
+        sqlx::query(AssertSqlSafe(sql)).bind(key).bind(self.worker).execute(pool).await?;
+        Ok(())
+    }
+}
+
+/// What can go wrong before and after an effect, if the test asks for it.
+async fn around(event: &Event, effect: impl Future<Output = Handled>) -> Handled {
+    misbehave(event)?;
+    tokio::time::sleep(millis("WORKER_SLOW_MS", 0)).await;
+    hapax::crash_point!("test.before-apply");
+    effect.await?;
+    hapax::crash_point!("test.after-apply");
     Ok(())
+}
+
+struct Misbehaves(Effects);
+
+impl TransactionalHandler<PgTx> for Misbehaves {
+    async fn handle(&self, tx: &mut PgTx, event: &Event) -> Handled {
+        around(event, self.0.handle(tx, event)).await
+    }
+}
+
+/// Effects outside of the transaction: over HTTP, or in a store of its own.
+struct Outside {
+    pool: PgPool,
+    effects: Effects,
+    http: Option<HttpSink>,
+}
+
+impl LeasedHandler for Outside {
+    async fn handle(&self, event: &Event, run: &Run) -> Handled {
+        around(event, async {
+            match &self.http {
+                Some(http) => http.apply(Effect::leased(event.clone(), run, Duration::from_secs(30))).await,
+                None => self.effects.apply_outside(&self.pool, &run.key().id.to_string()).await,
+            }
+        })
+        .await
+    }
 }
 
 /// What events can ask a worker to do.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use hapax::bus::kafka::{KafkaBus, KafkaSettings};
 use hapax::bus::{Bus, Record, TopicSettings};
-use hapax::consumer::{Consumer, ConsumerSettings, Guarantee, Wants};
+use hapax::consumer::{Consumer, ConsumerSettings, Counts, Wants};
 use hapax::ledger::Ledger;
 use hapax::{Scope, Topic};
 use rdkafka::ClientConfig;
@@ -107,13 +107,16 @@ pub fn settings(scope: &str, topic: &Topic) -> Fallible<ConsumerSettings> {
 }
 
 /// Deliveries per second of a consumer, from its first record until `records` of them are finished.
-pub async fn consume<L: Ledger>(
+pub async fn consume<L: Ledger, R>(
     bus: Arc<dyn Bus>,
     ledger: L,
     mut settings: ConsumerSettings,
-    guarantee: impl Guarantee<L> + 'static,
+    run: impl FnOnce(Consumer<L>) -> R,
     records: usize,
-) -> Fallible<f64> {
+) -> Fallible<f64>
+where
+    R: Future<Output = hapax::Result<Counts>> + Send + 'static,
+{
     let began = Arc::new(OnceLock::new());
     let first = Arc::clone(&began);
     // Called for every incoming event: the first one starts the clock, so that joining the group
@@ -124,7 +127,7 @@ pub async fn consume<L: Ledger>(
     }));
     let consumer = Consumer::builder(bus, ledger).settings(settings).build()?;
     let handle = consumer.handle();
-    let running = tokio::spawn(consumer.run(guarantee));
+    let running = tokio::spawn(run(consumer));
     let limit = Instant::now() + LIMIT;
     let through = || handle.progress().passed.values().sum::<u64>() as usize;
     while through() < records && !running.is_finished() && Instant::now() < limit {

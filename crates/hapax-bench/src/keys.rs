@@ -3,10 +3,11 @@
 
 use std::time::{Duration, Instant};
 
-use hapax::EventId;
 use hapax::backend::memory::MemoryLedger;
 use hapax::bus::Record;
-use hapax::consumer::{Handled, leased};
+use hapax::consumer::Handled;
+use hapax::guard::Run;
+use hapax::{Event, EventId};
 use rdkafka::Message;
 use tokio::task::JoinSet;
 
@@ -64,18 +65,17 @@ async fn unordered(from: &Filled, events: usize) -> Fallible<f64> {
     Ok(events as f64 / began.ok_or("nothing was delivered")?.elapsed().as_secs_f64())
 }
 
+async fn waiting(_: &Event, _: &Run) -> Handled {
+    tokio::time::sleep(WAIT).await;
+    Ok(())
+}
+
 /// Runs the bench.
 pub async fn run(options: &Options) -> Fallible<Report> {
     let (events, few) = (options.events(40_000), options.events(400));
     let bus = bus().await?;
     let mut from = Filled::empty(&bus, "keys", 1).await?;
     from.publish(&bus, &(0..events).map(record).collect::<Vec<_>>()).await?;
-    let waiting = || {
-        leased(|_event, _run| async {
-            tokio::time::sleep(WAIT).await;
-            Handled::Ok(())
-        })
-    };
     let settings = |concurrency: usize| {
         settings(SCOPE, &from.topic).map(|mut settings| {
             settings.concurrency = concurrency;
@@ -90,14 +90,28 @@ pub async fn run(options: &Options) -> Fallible<Report> {
                 let schema = Schema::fresh(&on).await?;
                 let guard = schema.leasing_guard(8).await?;
                 let ledger = guard.ledger().clone();
-                let reached = consume(bus.clone(), ledger, settings(CONCURRENCY)?, waiting(), events).await?;
+                let reached = consume(
+                    bus.clone(),
+                    ledger,
+                    settings(CONCURRENCY)?,
+                    |consumer| consumer.leased(waiting),
+                    events,
+                )
+                .await?;
                 drop(guard);
                 schema.drop().await?;
                 Ok(reached)
             }),
             Contestant::new(format!("hapax, leased in memory, {CONCURRENCY} at once"), || async {
                 let ledger = MemoryLedger::default();
-                consume(bus.clone(), ledger, settings(CONCURRENCY)?, waiting(), events).await
+                consume(
+                    bus.clone(),
+                    ledger,
+                    settings(CONCURRENCY)?,
+                    |consumer| consumer.leased(waiting),
+                    events,
+                )
+                .await
             }),
             Contestant::new("one at a time, by hand, no dedup", || one_at_a_time(&from, few)),
             Contestant::new(format!("{CONCURRENCY} at once, by hand, no order, no dedup"), || {

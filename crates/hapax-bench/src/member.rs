@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hapax::backend::memory::MemoryLedger;
-use hapax::backend::postgres::{PgLedger, PgSettings};
-use hapax::consumer::{Consumer, ConsumerSettings, Handled, leased, transactional_batch};
-use hapax::{Scope, Topic};
+use hapax::backend::postgres::{PgLedger, PgSettings, PgTx};
+use hapax::consumer::{Consumer, ConsumerSettings, Handled, TransactionalBatchHandler};
+use hapax::guard::Run;
+use hapax::{Event, Scope, Topic};
 use serde::{Deserialize, Serialize};
 use sqlx::AssertSqlSafe;
 use tokio::process::{Child, Command};
@@ -40,6 +41,18 @@ pub struct Member {
     pub batch: usize,
     /// The number of events after which it reports that it is warm.
     pub warm_after: usize,
+}
+
+/// Inserts a batch with this statement.
+struct Together(Arc<str>);
+
+impl TransactionalBatchHandler<PgTx> for Together {
+    async fn handle(&self, tx: &mut PgTx, events: &[Event]) -> Handled {
+        let payloads: Vec<_> =
+            events.iter().map(|event| String::from_utf8_lossy(&event.payload).into_owned()).collect();
+        sqlx::query(AssertSqlSafe(Arc::clone(&self.0))).bind(payloads).execute(&mut **tx).await?;
+        Ok(())
+    }
 }
 
 impl Member {
@@ -80,14 +93,14 @@ pub async fn run() -> Fallible<()> {
     let Some(schema) = &member.schema else {
         let consumer =
             Consumer::builder(bus, MemoryLedger::default()).settings(member.settings()?).build()?;
-        let work = leased(move |_event, _run| {
+        let work = move |_: &Event, _: &Run| {
             count();
             async move {
                 tokio::time::sleep(wait).await;
-                Handled::Ok(())
+                Ok(())
             }
-        });
-        consumer.run(work).await?;
+        };
+        consumer.leased(work).await?;
         return Ok(());
     };
     let mut settings = PgSettings::default();
@@ -101,33 +114,23 @@ pub async fn run() -> Fallible<()> {
     )
     .into();
     if member.batch > 0 {
-        let insert: Arc<str> = format!(
+        let insert = format!(
             "insert into {schema}.effect (n, pid) select (p::jsonb ->> 'n')::bigint, {} from unnest($1::text[]) p",
             std::process::id()
-        )
-        .into();
-        let work = transactional_batch::<PgLedger, _>(move |tx, events| {
-            let insert = Arc::clone(&insert);
-            let payloads: Vec<_> =
-                events.iter().map(|event| String::from_utf8_lossy(&event.payload).into_owned()).collect();
-            Box::pin(async move {
-                sqlx::query(AssertSqlSafe(insert)).bind(payloads).execute(&mut **tx).await?;
-                Ok(())
-            })
-        });
-        consumer.run(work).await?;
+        );
+        consumer.transactional_batch(Together(insert.into())).await?;
         return Ok(());
     }
-    let work = leased(move |event: hapax::Event, _run| {
+    let work = move |event: &Event, _: &Run| {
         count();
         let (on, insert) = (on.clone(), Arc::clone(&insert));
+        let payload = String::from_utf8_lossy(&event.payload).into_owned();
         async move {
             tokio::time::sleep(wait).await;
-            let payload = String::from_utf8_lossy(&event.payload).into_owned();
             sqlx::query(AssertSqlSafe(insert)).bind(payload).execute(&on).await?;
             Handled::Ok(())
         }
-    });
-    consumer.run(work).await?;
+    };
+    consumer.leased(work).await?;
     Ok(())
 }

@@ -4,12 +4,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hapax::EventId;
-use hapax::backend::postgres::PgLedger;
+use hapax::backend::postgres::{PgLedger, PgTx};
 use hapax::bus::Record;
 use hapax::bus::kafka::KafkaBus;
-use hapax::consumer::transactional_batch;
+use hapax::consumer::{Consumer, Handled, TransactionalBatchHandler};
 use hapax::ledger::{OnDead, OrderPolicy};
+use hapax::{Event, EventId};
 use rdkafka::Message;
 use rdkafka::consumer::{CommitMode, Consumer as _};
 use sqlx::pool::PoolConnection;
@@ -89,6 +89,14 @@ async fn has_rows(on: &PgPool, schema: &Schema, expected: usize) -> Fallible<()>
     if rows == expected as i64 { Ok(()) } else { Err(format!("{rows} rows instead of {expected}").into()) }
 }
 
+impl TransactionalBatchHandler<PgTx> for Sink {
+    async fn handle(&self, tx: &mut PgTx, events: &[Event]) -> Handled {
+        let rows: Result<Vec<Paid>, _> =
+            events.iter().map(|event| serde_json::from_slice(&event.payload)).collect();
+        Ok(self.write(tx, &rows?).await?)
+    }
+}
+
 /// Exactly once: claims and rows in one transaction per batch.
 async fn ours(bus: &Arc<KafkaBus>, from: &Filled, options: &Options, ordered: bool) -> Fallible<f64> {
     let on = pool(1).await?;
@@ -98,15 +106,9 @@ async fn ours(bus: &Arc<KafkaBus>, from: &Filled, options: &Options, ordered: bo
     let mut settings = settings(SCOPE, &from.topic)?;
     (settings.batch_max, settings.concurrency) = (sink.batch, sink.concurrency);
     settings.order = ordered.then_some((OrderPolicy::Latest, OnDead::Skip));
-    let handler = transactional_batch::<PgLedger, _>(move |tx, events| {
-        let sink = sink.clone();
-        Box::pin(async move {
-            let rows: Result<Vec<Paid>, _> =
-                events.iter().map(|event| serde_json::from_slice(&event.payload)).collect();
-            Ok(sink.write(tx, &rows?).await?)
-        })
-    });
-    let reached = consume(bus.clone(), guard.ledger().clone(), settings, handler, from.records).await?;
+    let ledger = guard.ledger().clone();
+    let run = |consumer: Consumer<PgLedger>| consumer.transactional_batch(sink);
+    let reached = consume(bus.clone(), ledger, settings, run, from.records).await?;
     has_rows(&on, &schema, from.unique).await?;
     drop(guard);
     schema.drop().await?;

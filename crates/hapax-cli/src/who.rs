@@ -53,5 +53,5 @@ fn user_id() -> Result<String, Failure> {
 
 #[cfg(not(unix))]
 fn user_id() -> Result<String, Failure> {
-    Err(Failure::config("nobody is named for the audit row: $USER is not set, give --by NAME"))
+    Err(Failure::config("the audit row needs a name: $USER is not set, pass --by NAME"))
 }

@@ -202,7 +202,7 @@ mod tests {
 
     use super::*;
 
-    /// A server that answers one request with these pieces, and waits before each but the first until it is told to go on.
+    /// A server that answers one request with these pieces, and waits before each but the first until the test continues it.
     /// It returns the first line of the request.
     async fn sends(pieces: &'static [&'static [u8]]) -> (Server, mpsc::Sender<()>, JoinHandle<String>) {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -36,7 +36,7 @@ const PINNED: &[(&str, &str)] = &[
     ("use_skip_indexes_if_final", "0"),
 ];
 
-/// A statement whose answer arrives in one piece ends in time, so that whoever waits hears of it.
+/// A statement whose answer arrives in one piece ends in time, so that the caller learns of it.
 const IN_TIME: &[(&str, &str)] = &[("max_execution_time", "60")];
 
 /// A file takes as long as its rows and its reader need, whatever the profile of the user says. While it arrives,

@@ -7,7 +7,7 @@
 //! rejected changes ─▶ rows (one insert per block, with a token) ─▶ the partition's place and pulse
 //! ```
 //!
-//! Until the last step nobody is told that the block is there, and repeating the first two changes nothing:
+//! Until the last step no caller knows of the block, and repeating the first two changes nothing:
 //! rows of equal version are one row, and a repeated insert is dropped by its token. The other way round, a
 //! pulse could speak of rows that are lost. See `sync` for states that arrive late.
 

@@ -43,7 +43,7 @@ pub(crate) async fn must_keep_a_journal(objects: &dyn Objects) -> Result<()> {
 
 async fn create_twice(objects: &dyn Objects, name: &str) -> Result<()> {
     let (first, second) = (Bytes::from_static(b"first"), Bytes::from_static(b"second"));
-    // Ignore the answer: a client that retried may be told that its own object exists.
+    // Ignore the answer: a client that retried may get an "exists" about its own object.
     objects.create(name, first.clone()).await?;
     let again = objects.create(name, second).await?;
     let found = match objects.get(name).await? {

@@ -4,7 +4,7 @@
 //! ```text
 //! relay/NAME/TOKEN.lead              who leads, and for how long at first; whoever creates it does
 //! relay/NAME/TOKEN.keep.MS.LEASE     kept for another LEASE ms since it was written
-//! relay/NAME/TOKEN.save.N            a checkpoint; N = 0: the one the lead began with
+//! relay/NAME/TOKEN.save.N            a checkpoint; N = 0: the one this leader began with
 //! relay/NAME/TOKEN.end               given up
 //! ```
 //!
@@ -47,7 +47,7 @@ const FIRST_SAVE_MAX: u32 = 3;
 const RELAY_BITS: u32 = 20;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct LeadObject {
+struct LeaderObject {
     relay: String,
     owner: Option<String>,
     lease_ms: u64,
@@ -67,7 +67,7 @@ struct SaveObject {
 /// What an object of a relay is, by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    Lead,
+    Leader,
     /// The number of the checkpoint.
     Save(u64),
     Keep {
@@ -82,7 +82,7 @@ impl Kind {
         let file = name.rsplit('/').next()?;
         let parts: Vec<&str> = file.split('.').collect();
         let kind = match parts[1..] {
-            ["lead"] => Kind::Lead,
+            ["lead"] => Kind::Leader,
             ["save", number] => Kind::Save(number.parse().ok()?),
             ["keep", _, lease_ms] => Kind::Keep { lease_ms: lease_ms.parse().ok()? },
             ["end"] => Kind::End,
@@ -113,7 +113,7 @@ impl StoredRelay {
         let named = || objects.iter().filter_map(|object| Some((object, Kind::of(&object.name)?)));
         for (object, (token, kind)) in named() {
             match kind {
-                Kind::Lead if token > relay_objects.token => {
+                Kind::Leader if token > relay_objects.token => {
                     relay_objects = StoredRelay {
                         token,
                         lead_at: Some(object.at),
@@ -126,7 +126,7 @@ impl StoredRelay {
                 {
                     relay_objects.save = Some((token, n, object.name.clone()));
                 }
-                Kind::Lead | Kind::Save(_) | Kind::Keep { .. } | Kind::End => {}
+                Kind::Leader | Kind::Save(_) | Kind::Keep { .. } | Kind::End => {}
             }
         }
         let current = relay_objects.token;
@@ -136,7 +136,7 @@ impl StoredRelay {
                 Kind::Keep { lease_ms } if relay_objects.kept.is_none_or(|(at, _)| object.at >= at) => {
                     relay_objects.kept = Some((object.at, lease_ms));
                 }
-                Kind::Lead | Kind::Save(_) | Kind::Keep { .. } => {}
+                Kind::Leader | Kind::Save(_) | Kind::Keep { .. } => {}
             }
         }
         relay_objects.objects = objects;
@@ -149,10 +149,10 @@ impl StoredRelay {
     }
 
     /// When the current leadership expires.
-    fn until(&self, lead: &LeadObject, grain_ms: u64) -> Option<Time> {
+    fn until(&self, leader: &LeaderObject, grain_ms: u64) -> Option<Time> {
         let (at, lease_ms) = match self.kept {
             Some(kept) => kept,
-            None => (self.lead_at?, lead.lease_ms),
+            None => (self.lead_at?, leader.lease_ms),
         };
         (!self.ended && lease_ms > 0)
             .then(|| at.plus(Duration::from_millis(lease_ms.saturating_add(grain_ms))))
@@ -169,17 +169,17 @@ impl Inner {
         Ok(StoredRelay::of(self.objects.list(&prefix, &prefix, OBJECTS_MAX).await?))
     }
 
-    async fn lead_object(&self, relay: &RelayName, token: i64) -> Result<Option<LeadObject>> {
-        let Some(lead) = self.read_json::<LeadObject>(&file(relay, token, "lead")).await? else {
+    async fn leader_object(&self, relay: &RelayName, token: i64) -> Result<Option<LeaderObject>> {
+        let Some(leader) = self.read_json::<LeaderObject>(&file(relay, token, "lead")).await? else {
             return Ok(None);
         };
-        if lead.relay != relay.as_str() {
+        if leader.relay != relay.as_str() {
             return Err(Error::Corrupt(format!(
                 "{relay} and {:?} share a name in the object store",
-                lead.relay
+                leader.relay
             )));
         }
-        Ok(Some(lead))
+        Ok(Some(leader))
     }
 
     async fn read_json<T: serde::de::DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
@@ -206,22 +206,22 @@ impl Inner {
         loop {
             let relay_objects = self.relay_objects(relay).await?;
             if relay_objects.token > 0
-                && let Some(lead) = self.lead_object(relay, relay_objects.token).await?
-                && let Some(until) = relay_objects.until(&lead, self.objects.grain_ms())
+                && let Some(leader) = self.leader_object(relay, relay_objects.token).await?
+                && let Some(until) = relay_objects.until(&leader, self.objects.grain_ms())
                 && self.objects.now().await?.low < until
             {
-                let by = lead.owner.as_deref().map_or_else(|| Owner::new("unknown"), Owner::new)?;
+                let by = leader.owner.as_deref().map_or_else(|| Owner::new("unknown"), Owner::new)?;
                 return Ok(Leadership::Taken { by, until });
             }
             let lease_ms = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
-            let lead = LeadObject {
+            let leader = LeaderObject {
                 relay: relay.as_str().into(),
                 owner: Some(owner.as_str().into()),
                 lease_ms,
                 forgotten: false,
             };
             let Some((token, checkpoint)) =
-                self.take_over(relay, next_token(relay, relay_objects.token), &lead).await?
+                self.take_over(relay, next_token(relay, relay_objects.token), &leader).await?
             else {
                 continue;
             };
@@ -240,9 +240,9 @@ impl Inner {
         &self,
         relay: &RelayName,
         token: i64,
-        lead: &LeadObject,
+        leader: &LeaderObject,
     ) -> Result<Option<(i64, Option<Checkpoint>)>> {
-        if !self.objects.create(&file(relay, token, "lead"), json(lead)?).await? {
+        if !self.objects.create(&file(relay, token, "lead"), json(leader)?).await? {
             return Ok(None);
         }
         crash_point!("journal.object.lead");
@@ -264,7 +264,7 @@ impl Inner {
             }
         };
         let empty = SaveObject { checkpoint: None, saved_at: None };
-        let first = json(if lead.forgotten { &empty } else { &save })?;
+        let first = json(if leader.forgotten { &empty } else { &save })?;
         self.objects.create(&file(relay, token, &save_name(0)), first).await?;
         crash_point!("journal.object.lead_checkpoint");
         // Keep the first leadership, so that every listing, however long it takes, shows that the
@@ -364,20 +364,20 @@ impl Inner {
         for (directory, objects) in boards {
             let relay_objects = StoredRelay::of(objects);
             let name = format!("{directory}/{:020}.lead", relay_objects.token);
-            let Some(lead) = self.read_json::<LeadObject>(&name).await? else { return Ok(None) };
-            if lead.forgotten
+            let Some(leader) = self.read_json::<LeaderObject>(&name).await? else { return Ok(None) };
+            if leader.forgotten
                 && relay_objects.save.as_ref().is_some_and(|(token, ..)| *token == relay_objects.token)
             {
                 continue;
             }
-            let until = relay_objects.until(&lead, self.objects.grain_ms());
+            let until = relay_objects.until(&leader, self.objects.grain_ms());
             let Some(save) = self.saved(&relay_objects).await? else { return Ok(None) };
             if relay_objects.save.is_none() && !unsaved {
                 return Ok(None);
             }
             let saved_at = save.saved_at.map(Time::from_micros);
-            let owner = lead.owner.as_deref().map(Owner::new).transpose()?;
-            let relay = RelayName::new(&lead.relay)?;
+            let owner = leader.owner.as_deref().map(Owner::new).transpose()?;
+            let relay = RelayName::new(&leader.relay)?;
             relays.push(RelayState::new(
                 relay,
                 owner,
@@ -402,9 +402,10 @@ impl Inner {
             let token = self.relay_objects(relay).await?.token;
             must_be_last(relay, if_token, (token != 0).then_some(Token(token)))?;
             must_be_drawn(relay, &to.position, self.last_place().await?)?;
-            let owner = self.lead_object(relay, token).await?.and_then(|lead| lead.owner);
-            let lead = LeadObject { relay: relay.as_str().into(), owner, lease_ms: 0, forgotten: false };
-            let Some((token, before)) = self.take_over(relay, next_token(relay, token), &lead).await? else {
+            let owner = self.leader_object(relay, token).await?.and_then(|leader| leader.owner);
+            let leader = LeaderObject { relay: relay.as_str().into(), owner, lease_ms: 0, forgotten: false };
+            let Some((token, before)) = self.take_over(relay, next_token(relay, token), &leader).await?
+            else {
                 continue;
             };
             self.save(relay, Token(token), to).await?;
@@ -416,11 +417,12 @@ impl Inner {
         loop {
             let known = self.relays().await?.into_iter().find(|state| state.relay == *relay);
             let state = may_be_forgotten(relay, known, self.objects.now().await?.low)?;
-            let lead = LeadObject { relay: relay.as_str().into(), owner: None, lease_ms: 0, forgotten: true };
+            let leader =
+                LeaderObject { relay: relay.as_str().into(), owner: None, lease_ms: 0, forgotten: true };
             let token = next_token(relay, state.token.0);
             // A leader that takes over now may have started before the checkpoint was emptied: then
             // the relay is not forgotten.
-            if let Some((token, checkpoint)) = self.take_over(relay, token, &lead).await?
+            if let Some((token, checkpoint)) = self.take_over(relay, token, &leader).await?
                 && self.relay_objects(relay).await?.is_led_by(Token(token))
             {
                 return Ok(RelayState { checkpoint, ..state });
@@ -456,7 +458,7 @@ mod tests {
     fn names_that_a_relay_writes_are_read_back_and_others_ignored() {
         let relay = RelayName::new("orders").expect("a name");
         let of = |what: &str| Kind::of(&file(&relay, 17, what));
-        assert_eq!(of("lead"), Some((17, Kind::Lead)));
+        assert_eq!(of("lead"), Some((17, Kind::Leader)));
         assert_eq!(of(&save_name(3)), Some((17, Kind::Save(3))));
         assert_eq!(of("keep.0000000000001.30000"), Some((17, Kind::Keep { lease_ms: 30_000 })));
         assert_eq!(of("end"), Some((17, Kind::End)));

@@ -264,7 +264,7 @@ impl TransactionalLedger for PgLedger {
     }
 
     async fn is_sound(&self, tx: &mut PgTransaction<'static>) -> Result<bool> {
-        // Checks what COMMIT would check, while a failure can still be told from an outage.
+        // Checks what COMMIT would check, while a failure can still be distinguished from an outage.
         match sqlx::raw_sql("SET CONSTRAINTS ALL IMMEDIATE").execute(&mut **tx).await {
             Ok(_) => Ok(true),
             // An aborted transaction rejects every statement, and answers COMMIT with a rollback

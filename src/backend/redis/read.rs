@@ -266,7 +266,7 @@ pub(super) async fn stat(ledger: &RedisLedger) -> Result<Stat> {
         met.values().try_for_each(|stored| count(scope, stored))?;
         if let Some(size) = sizes.get_mut(&week) {
             size.entries += met.len() as u64;
-            size.bytes = size.bytes.zip(bytes_of(ledger, week, scope).await).map(|(sum, more)| sum + more);
+            size.bytes = size.bytes.zip(scope_bytes(ledger, week, scope).await).map(|(sum, more)| sum + more);
         }
     }
     let mut kept = BTreeMap::new();
@@ -302,7 +302,7 @@ pub(super) async fn stat(ledger: &RedisLedger) -> Result<Stat> {
 }
 
 /// The memory of a scope's week, estimated by the server from some of its entries. `None` if it may not be asked.
-async fn bytes_of(ledger: &RedisLedger, week: Week, scope: i32) -> Option<u64> {
+async fn scope_bytes(ledger: &RedisLedger, week: Week, scope: i32) -> Option<u64> {
     let key = ledger.key(&week_key(week, scope));
     let asked =
         redis::cmd("MEMORY").arg("USAGE").arg(key).query_async::<Option<u64>>(&mut ledger.connection()).await;

@@ -62,7 +62,7 @@ pub(crate) fn open_file(path: &Path, access: Access, what: &str) -> Result<Conne
 
 /// Makes a file that only its owner may read, if there is none: SQLite would make it as the umask says,
 /// and gives its write-ahead log the same mode. A file that is there keeps its mode. Whatever goes wrong
-/// here goes wrong again when SQLite opens the file, and is told then.
+/// here fails again when SQLite opens the file, and is reported then.
 fn make_private(path: &Path) {
     let mut options = std::fs::OpenOptions::new();
     options.write(true).create_new(true);

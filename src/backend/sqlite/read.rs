@@ -324,7 +324,7 @@ pub(super) fn stat(conn: &Connection, now: Time) -> Result<Stat> {
             .doing("counting")?;
         if let Some(week) = week {
             let entries = rows.iter().map(|(.., count, _)| *count as u64).sum();
-            week_sizes.push(WeekSize { week, entries, bytes: bytes_of(conn, &table) });
+            week_sizes.push(WeekSize { week, entries, bytes: table_bytes(conn, &table) });
         }
         for (scope, code, count, bodies) in rows {
             *counts.entry((scope, codec::state(code)?)).or_default() += count as u64;
@@ -353,7 +353,7 @@ pub(super) fn stat(conn: &Connection, now: Time) -> Result<Stat> {
 }
 
 /// The pages of a table and its indexes. `None` if this SQLite cannot tell.
-fn bytes_of(conn: &Connection, table: &str) -> Option<u64> {
+fn table_bytes(conn: &Connection, table: &str) -> Option<u64> {
     let sql = "SELECT sum(pgsize) FROM dbstat WHERE name IN (SELECT name FROM main.sqlite_schema WHERE tbl_name = ?1)";
     let bytes = conn
         .prepare_cached(sql)

@@ -428,7 +428,7 @@ pub(super) fn unassign(consumer: &MemberConsumer, list: &TopicPartitionList) {
         _ => consumer.unassign(),
     };
     if let Err(error) = done {
-        tracing::warn!(target: "hapax::kafka", %error, "partitions could not be given back");
+        tracing::warn!(target: "hapax::kafka", %error, "partitions could not be unassigned");
     }
 }
 

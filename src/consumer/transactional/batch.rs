@@ -20,11 +20,18 @@ use crate::event::Event;
 use crate::guard::reason_of;
 use crate::ledger::{Claim, Mode, Outcome};
 
-pub(super) struct TransactionalWorker<L, H> {
+/// Runs deliveries in batches, each batch in the transaction of its claims.
+pub(in crate::consumer) struct TransactionalWorker<L, H> {
     pub(super) context: ConsumerContext,
     pub(super) ledger: L,
-    pub(super) handler: H,
-    pub(super) markers: Arc<Markers>,
+    handler: H,
+    markers: Arc<Markers>,
+}
+
+impl<L, H> TransactionalWorker<L, H> {
+    pub(in crate::consumer) fn new(context: ConsumerContext, ledger: L, handler: H) -> Self {
+        TransactionalWorker { context, ledger, handler, markers: Arc::default() }
+    }
 }
 
 /// How one try of a piece ended.

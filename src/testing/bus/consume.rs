@@ -243,7 +243,7 @@ pub async fn b13_what_was_removed_is_reported_before_what_lies_behind_it<H: BusH
     recorder.leave().await;
 }
 
-/// Asserts that the next thing a member hears is what was removed.
+/// Asserts that the member's next event is what was removed.
 async fn reported_first(recorder: &mut Recorder, partition: &Partition, gone: Range<i64>) {
     let before = (recorder.records.len(), recorder.removed.len());
     until(recorder, "what comes first", |recorder| {

@@ -126,7 +126,7 @@ pub async fn publish(bus: &impl Bus, topic: &Topic, records: &[Record]) -> Vec<O
     answers.into_iter().map(|answer| answer.expect("it is published")).collect()
 }
 
-/// A member that remembers what it heard, and checks what must hold of all of it.
+/// A member that remembers what it received, and checks what must hold of all of it.
 pub struct Recorder {
     name: &'static str,
     subscriber: Option<Box<dyn Subscriber>>,
@@ -136,9 +136,9 @@ pub struct Recorder {
     pub revoked: Vec<Assignment>,
     /// What it lost without being asked.
     pub lost: Vec<Assignment>,
-    /// Every record, in the order heard.
+    /// Every record, in the order received.
     pub records: Vec<Received>,
-    /// What retention removed before it was heard.
+    /// What retention removed before it was received.
     pub removed: Vec<(Partition, std::ops::Range<i64>)>,
     /// Whether what is asked back is not given back by itself.
     pub keeps: bool,
@@ -272,7 +272,7 @@ impl Recorder {
         self.subscriber.take().expect("it has not left").leave().await.expect("it leaves");
     }
 
-    /// The offsets heard of a partition, in order.
+    /// The offsets received of a partition, in order.
     pub fn offsets(&self, partition: &Partition) -> Vec<i64> {
         let of = self.records.iter().filter(|received| partition_of(received) == *partition);
         of.map(|received| received.origin.offset).collect()

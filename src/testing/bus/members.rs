@@ -7,7 +7,7 @@ use super::BusHarness;
 use super::kit::{DEADLINE, Recorder, Stage, assert_fenced, drive, until};
 use crate::bus::Bus;
 
-/// Two members share four partitions; what stays is not disturbed; every record is heard by one of them.
+/// Two members share four partitions; what stays is not disturbed; one of them receives each record.
 pub async fn b3_each_partition_has_one_member<H: BusHarness>(harness: &H) {
     let stage = Stage::new(harness, 4).await;
     let mut a = stage.member("a").await;
@@ -35,7 +35,7 @@ pub async fn b3_each_partition_has_one_member<H: BusHarness>(harness: &H) {
     b.leave().await;
 }
 
-/// Each group hears everything.
+/// Each group receives everything.
 pub async fn b3_groups_do_not_share<H: BusHarness>(harness: &H) {
     let stage = Stage::new(harness, 2).await;
     stage.fill(3).await;
@@ -128,10 +128,10 @@ pub async fn b6_a_revoked_partition_moves_once_it_is_given_back<H: BusHarness>(h
     until(&mut a, "all records", |a| a.records.len() >= total).await;
     let mut b = stage.member("b").await;
     drive(&mut [&mut a, &mut b], "a revocation", |members| !members[0].revoked.is_empty()).await;
-    let wanted = a.revoked[0].clone();
+    let revoked = a.revoked[0].clone();
     stage.fill(10).await;
-    // The one that stays goes on meanwhile, the wanted one is with nobody else.
-    let kept = a.held.keys().find(|partition| **partition != wanted.partition).unwrap().clone();
+    // The one that stays goes on meanwhile, and no one else has the revoked one.
+    let kept = a.held.keys().find(|partition| **partition != revoked.partition).unwrap().clone();
     let (_, end) = stage.bus.range(&kept).await.unwrap();
     if harness.others_go_on() {
         drive(&mut [&mut a, &mut b], "the kept one to go on", |members| {
@@ -140,10 +140,10 @@ pub async fn b6_a_revoked_partition_moves_once_it_is_given_back<H: BusHarness>(h
         .await;
     }
     assert!(b.held.is_empty(), "{b:?} has what was not given back");
-    a.commit(&wanted, 4).await.expect("it may finish what it has");
+    a.commit(&revoked, 4).await.expect("it may finish what it has");
     a.release().await;
     drive(&mut [&mut a, &mut b], "the hand-over", |members| !members[1].records.is_empty()).await;
-    assert_eq!(b.records[0].origin.partition, wanted.partition.number);
+    assert_eq!(b.records[0].origin.partition, revoked.partition.number);
     assert_eq!(b.records[0].origin.offset, 4, "it begins where the first one finished");
     drive(&mut [&mut a, &mut b], "the kept one to go on", |members| {
         members[0].offsets(&kept).last() == Some(&(end - 1))
@@ -165,21 +165,22 @@ pub async fn b6_who_never_gives_back_is_thrown_out<H: BusHarness>(harness: &H) {
     until(&mut a, "both partitions", |a| a.held.len() == 2).await;
     let mut b = Recorder::new("b", stage.bus.subscribe(subscription).await.unwrap());
     drive(&mut [&mut a, &mut b], "a revocation", |members| !members[0].revoked.is_empty()).await;
-    let wanted = a.revoked[0].clone();
+    let revoked = a.revoked[0].clone();
     drive(&mut [&mut a, &mut b], "the other to have it", |members| {
-        members[1].held.contains_key(&wanted.partition)
+        members[1].held.contains_key(&revoked.partition)
     })
     .await;
-    drive(&mut [&mut a, &mut b], "the loss to be reported", |members| members[0].lost.contains(&wanted))
+    drive(&mut [&mut a, &mut b], "the loss to be reported", |members| members[0].lost.contains(&revoked))
         .await;
-    let late = a.commit(&wanted, 1).await;
+    let late = a.commit(&revoked, 1).await;
     assert_fenced(&late);
-    assert_eq!(stage.committed(wanted.partition.number).await, None);
+    assert_eq!(stage.committed(revoked.partition.number).await, None);
     a.leave().await;
     b.leave().await;
 }
 
-/// Who stands still loses everything, hears so when it comes back, and takes part again.
+/// A member that stands still loses all its partitions, learns of it when it comes back, and takes
+/// part again.
 pub async fn b7_a_silent_member_loses_its_partitions<H: BusHarness>(harness: &H) {
     let stage = Stage::new(harness, 2).await;
     stage.fill(5).await;

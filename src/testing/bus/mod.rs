@@ -37,7 +37,7 @@ pub trait BusHarness: Send + Sync {
     /// Opens the bus once more, as another process would.
     async fn open(&self) -> Self::Bus;
 
-    /// From now on the bus hears nothing of the members that joined through this opening, as if their process stood
+    /// From now on the bus gets no heartbeats of the members that joined through this opening, as if their process stood
     /// still. The case does not call them until it wakes them.
     async fn silence(&self, bus: &Self::Bus);
 

@@ -41,7 +41,7 @@ pub enum BusMutant {
     PartitionIgnored,
     /// A partition that is not there is taken for the first.
     AnyPartition,
-    /// What retention removed is told after the first records behind it.
+    /// What retention removed is reported after the first records behind it.
     RemovedLate,
 }
 
@@ -152,7 +152,7 @@ struct MutantMember {
     mutant: BusMutant,
     member: Box<dyn Subscriber>,
     epochs: BTreeMap<Partition, u64>,
-    /// What it was told and holds back, until records have passed it.
+    /// The report that it holds back until records have passed it.
     late: Option<BusEvent>,
     passed: bool,
 }

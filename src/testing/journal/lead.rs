@@ -78,7 +78,7 @@ pub(super) async fn must_be_fenced(journal: &impl Journal, name: &str, token: To
     assert_eq!(journal.relays().await.unwrap(), before);
 }
 
-/// The second candidate is told who leads, until the first gives up.
+/// The second candidate learns who leads, until the first releases the leadership.
 pub async fn j9_one_of_two_leads<H: JournalHarness>(harness: &H) {
     let (one, two) = (open(harness).await, open(harness).await);
     assert_eq!(one.relays().await.unwrap(), []);
@@ -234,7 +234,7 @@ pub async fn j9_rewinding_fences_the_leader<H: JournalHarness>(harness: &H) {
     must_be_fenced(&journal, "main", token).await;
 }
 
-/// Two operators decide at once: who comes second is told, and undoes nothing.
+/// Two operators decide at once: the second gets an error and undoes nothing.
 pub async fn j9_a_rewind_from_what_is_no_longer_so_changes_nothing<H: JournalHarness>(harness: &H) {
     let journal = open_ten(harness).await;
     let (token, _) = led(&journal, "main", "ada").await;

@@ -295,7 +295,7 @@ journal_over!(MutantJournal {
         match self.mutant {
             JournalMutant::HorizonTooLow => Ok((time, Position::of(position.number().saturating_sub(1)))),
             JournalMutant::HorizonReadsTheClockLast => {
-                // As if the server took its time in between: someone appends, and is told so.
+                // As if the server took its time in between: someone appends, and gets an acknowledgement.
                 self.inner.wait(&position, Duration::from_millis(20)).await?;
                 tokio::time::sleep(Duration::from_millis(2)).await;
                 Ok((self.inner.now().await?, position))

@@ -398,7 +398,7 @@ impl<H: Harness> Pair<'_, H> {
         self.same("due", &ids(left.entries), &ids(right.entries));
         let left = self.ledgers.0.unpublished_dead(&scope, &HeldQuery::all(), 1000, None).await.unwrap();
         let right = self.ledgers.1.unpublished_dead(&scope, &HeldQuery::all(), 1000, None).await.unwrap();
-        self.same("outlet", &ids(left), &ids(right));
+        self.same("unpublished dead", &ids(left), &ids(right));
     }
 
     fn time(&self, time: Time) -> String {

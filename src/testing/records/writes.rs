@@ -153,7 +153,7 @@ pub async fn r3_an_id_that_exists_is_a_conflict(harness: &impl RecordsHarness) {
     assert_eq!(events(harness, None, first.id).await.len(), 1);
 }
 
-/// Also of creators with the same content: who did not make the record is told so.
+/// Also of creators with the same content: all but the one that made the record get a conflict.
 pub async fn r3_of_many_creators_of_one_id_one_wins(harness: &impl RecordsHarness) {
     let (different, equal) = (|n| format!(r#"{{"n":{n}}}"#), |_| r#"{"n":0}"#.to_owned());
     for json in [&different as &(dyn Fn(u32) -> String + Sync), &equal, &different, &equal] {

@@ -145,7 +145,7 @@ impl Connect {
         }))
     }
 
-    /// Makes or changes the connector. What is wrong with it is asked for first: told of it, Connect 4.3 fails itself.
+    /// Makes or changes the connector. Connect validates it first: given a wrong one, Connect 4.3 fails itself.
     pub async fn put(&self, properties: &Properties) -> Result<(), Failure> {
         let mut whole = json!(properties);
         whole["name"] = self.name.as_str().into();
@@ -207,7 +207,7 @@ impl Connect {
         }
         let end = Instant::now() + REBALANCE;
         loop {
-            // A connector that is not yet stopped is told as a bad request.
+            // For a connector that is not yet stopped the answer is a bad request.
             let (status, answer) = self.ask(Method::DELETE, &self.of(&["offsets"]), "", None).await?;
             match status {
                 200..=299 | 404 => return Ok(()),

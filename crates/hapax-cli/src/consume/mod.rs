@@ -16,11 +16,14 @@ use std::time::Duration;
 use clap::{ArgGroup, Args, ValueEnum};
 use hapax::bus::{Start, Subscription};
 use hapax::config::Config;
-use hapax::consumer::{Consumer, ConsumerHandle, ConsumerSettings, Wants, at_most_once, leased};
+use hapax::consumer::{
+    AtMostOnceHandler, Consumer, ConsumerHandle, ConsumerSettings, Handled, LeasedHandler, Permits, Wants,
+};
+use hapax::guard::Run;
 use hapax::ledger::{Baseline, OnDead, OrderPolicy};
 use hapax::open::Pools;
 use hapax::sink::{Effect, Sink};
-use hapax::{Kind, Ledger, Scope, Topic};
+use hapax::{Event, Kind, Ledger, Scope, Topic};
 use serde_json::json;
 
 use crate::cli::Global;
@@ -253,32 +256,43 @@ fn settings(config: &Config, args: &ConsumeArgs) -> Result<ConsumerSettings, Fai
 
 pub(crate) type Ended = hapax::Result<hapax::consumer::Counts>;
 
+/// Applies events to a sink, as many at once as the pool has room for.
+struct Apply {
+    sink: Arc<dyn Sink>,
+    pool: Option<Arc<Pool>>,
+    scope: Scope,
+    timeout: Duration,
+}
+
+impl LeasedHandler for Apply {
+    async fn handle(&self, event: &Event, run: &Run) -> Handled {
+        self.sink.apply(Effect::leased(event.clone(), run, self.timeout)).await
+    }
+
+    fn permits(&self) -> Option<&dyn Permits> {
+        Some(&**self.pool.as_ref()?)
+    }
+}
+
+impl AtMostOnceHandler for Apply {
+    async fn handle(&self, event: &Event) -> Handled {
+        self.sink.apply(Effect::at_most_once(self.scope.clone(), event.clone(), self.timeout)).await
+    }
+
+    fn permits(&self) -> Option<&dyn Permits> {
+        LeasedHandler::<()>::permits(self)
+    }
+}
+
 async fn consume(
     consumer: Consumer<Arc<dyn Ledger>>,
     sink: Arc<dyn Sink>,
     pool: Option<Arc<Pool>>,
     once: bool,
 ) -> Ended {
-    let timeout = consumer.settings().handler_timeout;
-    let scope = consumer.settings().scope.clone();
-    if once {
-        let handler = at_most_once(move |event| {
-            let (sink, effect) = (Arc::clone(&sink), Effect::at_most_once(scope.clone(), event, timeout));
-            async move { sink.apply(effect).await }
-        });
-        return match pool {
-            Some(pool) => consumer.run(handler.permits(pool)).await,
-            None => consumer.run(handler).await,
-        };
-    }
-    let handler = leased(move |event, run| {
-        let (sink, effect) = (Arc::clone(&sink), Effect::leased(event, &run, timeout));
-        async move { sink.apply(effect).await }
-    });
-    match pool {
-        Some(pool) => consumer.run(handler.permits(pool)).await,
-        None => consumer.run(handler).await,
-    }
+    let settings = consumer.settings();
+    let handler = Apply { sink, pool, scope: settings.scope.clone(), timeout: settings.handler_timeout };
+    if once { consumer.at_most_once(handler).await } else { consumer.leased(handler).await }
 }
 
 /// Reports the counts: for people on standard error, for tools on standard output.

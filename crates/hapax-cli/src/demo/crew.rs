@@ -63,7 +63,7 @@ pub struct Crew {
     members: BTreeMap<u32, Member>,
     last: u32,
     tell: mpsc::UnboundedSender<WorkerMessage>,
-    heard: mpsc::UnboundedReceiver<WorkerMessage>,
+    messages: mpsc::UnboundedReceiver<WorkerMessage>,
     /// Who holds an event by now, in the order in which they said so.
     holders: VecDeque<(u32, Held)>,
     /// Whom the story needs: nobody else may touch this one.
@@ -76,7 +76,7 @@ fn failed(what: &str, error: impl std::fmt::Display) -> Failure {
 
 impl Crew {
     pub fn new(world: World, broken: Option<Break>, shown: Shared) -> Self {
-        let (tell, heard) = mpsc::unbounded_channel();
+        let (tell, messages) = mpsc::unbounded_channel();
         Crew {
             world,
             broken,
@@ -84,7 +84,7 @@ impl Crew {
             members: BTreeMap::new(),
             last: 0,
             tell,
-            heard,
+            messages,
             holders: VecDeque::new(),
             spared: None,
         }
@@ -148,7 +148,7 @@ impl Crew {
     /// The next thing that a worker says.
     async fn next_message(&mut self, until: Instant, what: &str) -> Result<(u32, Message), Failure> {
         loop {
-            match timeout_at(until, self.heard.recv()).await {
+            match timeout_at(until, self.messages.recv()).await {
                 Ok(Some((number, Some(said)))) => return Ok((number, said)),
                 Ok(Some((number, None))) if self.members.contains_key(&number) => {
                     return Err(self.ended(number, "it ended by itself"));

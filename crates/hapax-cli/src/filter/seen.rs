@@ -240,8 +240,8 @@ impl Seen for InLedger<'_> {
                     recorded.raced += 1;
                     continue;
                 }
-                Ok(Outcome::TooOld { week }) => format!("the state no longer knows the week of {week}"),
-                Ok(_) => "somebody is working on the event under this scope".to_owned(),
+                Ok(Outcome::TooOld { week }) => format!("the state of the week of {week} was dropped"),
+                Ok(_) => "another process holds the event under this scope".to_owned(),
                 Err(error) => error.to_string(),
             };
             let (count, _) = recorded.refused.get_or_insert((0, reason));

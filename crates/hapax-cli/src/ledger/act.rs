@@ -218,7 +218,7 @@ pub async fn carry_out(
             // Of those that match, some may stay. One that is named and cannot be changed is a mistake, which
             // changes nothing at all.
             Err(error) => match stays(&error).filter(|_| args.all) {
-                Some(why) => Step::Stays(*what, target.identity.clone(), why),
+                Some(reason) => Step::Stays(*what, target.identity.clone(), reason),
                 None => return Err(Failure::from(error).about(&target.identity.to_string())),
             },
         };
@@ -244,7 +244,7 @@ pub async fn carry_out(
                 match intervene(ledger, request(what, target, Some(token))).await {
                     Ok(step) => Step::Changes(step.0, Box::new(step.1)),
                     Err(error) => match stays(&error) {
-                        Some(why) => Step::Stays(what, target.identity.clone(), why),
+                        Some(reason) => Step::Stays(what, target.identity.clone(), reason),
                         None => return Err(Failure::from(error).about(&target.identity.to_string())),
                     },
                 }
@@ -285,7 +285,7 @@ impl Step {
     fn outcome(&self) -> String {
         match self {
             Step::Changes(what, step) => outcome(*what, step),
-            Step::Stays(.., why) => format!("stays: {why}"),
+            Step::Stays(.., reason) => format!("stays: {reason}"),
         }
     }
 }

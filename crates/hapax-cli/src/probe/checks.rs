@@ -148,7 +148,7 @@ impl Probe {
         Ok(())
     }
 
-    /// Two writes: how they are told apart, and whether they are counted as two.
+    /// Two writes: how they are distinguished, and whether they are counted as two.
     async fn begin(&self, count: &mut Option<Count>) -> Result<(Form, Signal, Result<(), Failure>), Failure> {
         let before = match count {
             None => 0,

@@ -1,4 +1,4 @@
-//! What answers show of effects: two writes are told apart by what the service calls them.
+//! What answers show of effects: two writes are distinguished by what the service calls them.
 
 use serde_json::Value;
 

@@ -25,7 +25,7 @@ const DRAFT: &str = "draft-ietf-httpapi-idempotency-key-header-07";
 /// many at once, hang-ups, other bodies, both forms of the key. Any language, any framework. The
 /// report says what draft-ietf-httpapi-idempotency-key-header-07 asks for.
 ///
-/// Two writes are told apart by the `Location` or the `id` of their answers. If a service gives
+/// Two writes are distinguished by the `Location` or the `id` of their answers. If a service gives
 /// neither, or to see what became of requests whose answers were lost, say where effects can be
 /// counted (`--count`). The count must rise by 1 with each write; it may lag behind.
 ///

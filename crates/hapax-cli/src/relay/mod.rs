@@ -205,7 +205,7 @@ async fn rewind(
     let name = &config.relay.name;
     let state = journal.relays().await?.into_iter().find(|state| state.relay == *name);
     let Some(state) = state else {
-        return Err(hapax::Error::NotFound(format!("relay {name} has never followed this journal")).into());
+        return Err(hapax::Error::NotFound(format!("this journal has no relay {name}")).into());
     };
     let mut checkpoint = state.checkpoint.clone().unwrap_or_else(|| Checkpoint::start(journal.id()));
     let was = checkpoint.position.clone();

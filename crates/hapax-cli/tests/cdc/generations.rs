@@ -9,7 +9,7 @@ use crate::own::Own;
 use crate::{PARTITIONS, create, delete, listed, stored, text, visible, world};
 
 /// The slot is dropped, a record is deleted and another created, and the slot is made again: Debezium streams as if nothing had
-/// happened. The pulses tell, `cdc status` says what to do, and after that the deleted record is no ghost.
+/// happened. The pulses tell, `cdc status` says what to do, and after that the deleted record is gone from the model.
 #[test]
 fn t53_a_slot_that_is_made_anew_leads_to_a_new_generation() {
     let (world, own) = (world(), Own::new());
@@ -24,14 +24,14 @@ fn t53_a_slot_that_is_made_anew_leads_to_a_new_generation() {
     own.run(&world, &["cdc", "status"], 1, "first").code(0);
 
     own.run(&world, &["cdc", "remove", "--slot"], 1, "first").code(0);
-    let told = own.run(&world, &["cdc", "status"], 1, "first").code(1).out;
-    assert!(told.contains("gone") && told.contains("raise analytics.generation"), "{told}");
+    let status = own.run(&world, &["cdc", "status"], 1, "first").code(1).out;
+    assert!(status.contains("gone") && status.contains("raise analytics.generation"), "{status}");
     delete(&server, &records[0]);
     let unseen = create(&server, "orders", &json!({"n": "unseen"}));
     own.run(&world, &["cdc", "apply", "--with", "snapshot.mode=no_data"], 1, "second").code(0);
     let after = create(&server, "orders", &json!({"n": "after"}));
     visible(&server, &after);
-    wait_until("the gap is told", || {
+    wait_until("the gap is reported", || {
         let status = own.run(&world, &["cdc", "status", "--json"], 1, "second").code(1).json();
         status["gap"]
             .as_str()

@@ -22,12 +22,12 @@ fn t54_a_truncate_behind_the_trigger_is_told_by_status_and_doctor() {
     );
     wait_until("the feed has failed", || server.get("/readyz").body.contains("\"analytics\":\"failed\""));
     let sentences = ["the records of module orders were truncated", "hapax analytics rebuild"];
-    let told = |text: &str| sentences.iter().all(|sentence| text.contains(sentence));
+    let explains = |text: &str| sentences.iter().all(|sentence| text.contains(sentence));
     let status = run(&world.dir, &["cdc", "status", "--json"]).code(1).json();
-    assert!(status["gap"].as_str().is_some_and(told) && status["flows"] == false, "{status}");
+    assert!(status["gap"].as_str().is_some_and(explains) && status["flows"] == false, "{status}");
     let doctor = run(&world.dir, &["doctor"]).out;
-    assert!(told(&doctor), "{doctor}");
-    assert!(told(&run(&world.dir, &["query", "status"]).code(1).out));
+    assert!(explains(&doctor), "{doctor}");
+    assert!(explains(&run(&world.dir, &["query", "status"]).code(1).out));
     drop(server);
     world.cdc(&["remove", "--slot"]).code(0);
 }

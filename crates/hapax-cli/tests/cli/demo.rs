@@ -177,8 +177,8 @@ fn the_page_of_a_demo_breaks_things_and_the_witness_still_judges() {
         shown = request(&address, "GET", "/v1/demo", &[], b"").is(200);
         shown["events"].as_u64().unwrap() > 300
     });
-    let told = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    assert!(told.success());
+    let signalled = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(signalled.success());
     let last: Value = serde_json::from_str(&lines.last().unwrap()).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(0), "{last}");
     assert_eq!(

@@ -87,8 +87,8 @@ fn t394_a_role_without_rights_is_told_which_commands_print_them() {
     let dir = dir.path();
     let place = crate::common::roles::Postgres::new(dir);
     place.owner_runs(&format!("revoke all on schema {} from {}", place.schema, place.app));
-    let told = place.refused(&[]).err;
-    assert!(told.contains("hapax modules grants") && told.contains("hapax ledger grants"), "{told}");
+    let refusal = place.refused(&[]).err;
+    assert!(refusal.contains("hapax modules grants") && refusal.contains("hapax ledger grants"), "{refusal}");
     let of = |url: &str, role: &str| run(dir, &["ledger", "grants", "--ledger", url, "--app-role", role]);
     let sql = of("postgres://localhost/app", "app").code(0).out;
     assert!(sql.contains("grant usage on schema hapax to app;"), "{sql}");

@@ -115,10 +115,10 @@ fn explain_says_what_a_cache_has(dir: &Path, to: &str, ids: &[String]) {
     let said = |id: &str| {
         let aggregate = format!("orders/{id}");
         let args = ["explain", "--aggregate", &aggregate, "--data", "d", "--json", "--set", &setting];
-        let told = run(dir, &args).code(0).json();
-        let steps = told["steps"].as_array().unwrap().clone();
+        let answer = run(dir, &args).code(0).json();
+        let steps = answer["steps"].as_array().unwrap().clone();
         let step = steps.into_iter().find(|step| step["layer"] == "projection");
-        step.unwrap_or_else(|| panic!("nothing of the projection: {told:#}"))
+        step.unwrap_or_else(|| panic!("nothing of the projection: {answer:#}"))
     };
     let step = said(&ids[1]);
     assert_eq!((&step["what"], &step["at"]), (&json!("it has the record at seq 2"), &Value::Null), "{step}");
@@ -143,8 +143,8 @@ fn explain_says_what_a_cache_has(dir: &Path, to: &str, ids: &[String]) {
     let aggregate = format!("orders/{}", ids[0]);
     let away = ["--set", "projection.url=cache:redis://127.0.0.1:1"];
     let args = [&["explain", "--aggregate", &aggregate, "--data", "d"], &away[..]].concat();
-    let told = run(dir, &args).code(3);
-    assert!(told.out.contains("projection") && told.out.contains("appended as seq 1"), "{}", told.out);
+    let answer = run(dir, &args).code(3);
+    assert!(answer.out.contains("projection") && answer.out.contains("appended as seq 1"), "{}", answer.out);
 }
 
 /// A sentence that says what is wrong and what to write, and nothing is made.

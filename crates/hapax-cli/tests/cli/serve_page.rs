@@ -176,7 +176,7 @@ fn every_decision_is_previewed_and_changes_nothing_before() {
         assert_eq!(entries(), before, "a preview of {what} changes something");
         events
     };
-    let told = |what: &str| -> Vec<(String, String, bool, String)> {
+    let audited = |what: &str| -> Vec<(String, String, bool, String)> {
         let text = |value: &Value| value.as_str().unwrap().to_owned();
         let of = |event: &Value| {
             (text(&event["id"]), text(&event["what"]), event["runs"] == true, text(&event["outcome"]))
@@ -189,10 +189,10 @@ fn every_decision_is_previewed_and_changes_nothing_before() {
     let again = "runs again now, its attempts count from 0";
     let lost = "is lost: its bytes are deleted, its aggregate goes on past it";
     let past = "stays parked, its aggregate goes on past what it waits behind";
-    assert_eq!(told("redrive"), [one("a1", "redrive", true, again), one("b1", "redrive", true, again)]);
-    assert_eq!(told("drop"), [one("a1", "drop", false, lost), one("b1", "drop", false, lost)]);
-    assert_eq!(told("resume"), [one("a1", "redrive", true, again)]);
-    assert_eq!(told("skip"), [one("a2", "skip", false, past)]);
+    assert_eq!(audited("redrive"), [one("a1", "redrive", true, again), one("b1", "redrive", true, again)]);
+    assert_eq!(audited("drop"), [one("a1", "drop", false, lost), one("b1", "drop", false, lost)]);
+    assert_eq!(audited("resume"), [one("a1", "redrive", true, again)]);
+    assert_eq!(audited("skip"), [one("a2", "skip", false, past)]);
     assert_eq!(server.get("/v1/audit", &admin).body, audit, "a preview leaves no audit row");
     for (what, field) in [("drop", "out_of_order"), ("resume", "out_of_order"), ("skip", "out_of_order")] {
         let body = json!({"scope": "mailer", "what": what, field: true});
@@ -391,8 +391,8 @@ fn t391_what_is_dead_can_be_redriven_where_the_identity_includes_the_time() {
     let before = dead();
     // Which of two is not said.
     let which = json!({"scope": "mailer", "ids": ["order-1"], "reason": "mended"});
-    let told = server.post("/v1/dead/redrive", &admin, &which).problem(400, "invalid");
-    assert!(told.contains("2 entries") && told.contains("times"), "{told}");
+    let audited = server.post("/v1/dead/redrive", &admin, &which).problem(400, "invalid");
+    assert!(audited.contains("2 entries") && audited.contains("times"), "{audited}");
     assert_eq!(dead(), before, "nothing was changed");
     // The token of what was looked at says it.
     let second =

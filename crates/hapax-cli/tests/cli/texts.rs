@@ -55,8 +55,8 @@ const FAILS: &str = r#"
 import json, sys
 print(json.dumps({"v": 1, "concurrency": 1}), flush=True)
 for line in sys.stdin:
-    told = json.loads(line)
-    if "cancel" in told:
+    message = json.loads(line)
+    if "cancel" in message:
         continue
     print(json.dumps({"id": told["id"], "token": told["token"], "fatal": True, "error": "no: " + told["id"]}), flush=True)
 "#;

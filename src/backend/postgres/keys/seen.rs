@@ -1,6 +1,6 @@
 //! What row security lets a transaction see: the keys of one tenant, or all of them for maintenance.
 //!
-//! The SQL functions name their tenant themselves. Statements on the table are told here.
+//! The SQL functions name their tenant themselves. Statements on the table get theirs here.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ impl Seen {
         Seen::Tenant(if stored.is_empty() { NO_TENANT } else { stored }.to_owned())
     }
 
-    /// What a list sees. A role that looks after one tenant only is told so, instead of an empty list.
+    /// What a list sees. A role that may see one tenant only gets an error instead of an empty list.
     pub(super) async fn by(inner: &Inner, stored: Option<&str>) -> Result<Self> {
         if let Some(stored) = stored {
             return Ok(Seen::tenant(stored));

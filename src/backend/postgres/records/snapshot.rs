@@ -19,7 +19,7 @@ use crate::records::{LIST_BYTES_MAX, ModuleSlug, Name, OfTenant, RECORD_BYTES, S
 const WHAT: &str = "reading the records of all tenants";
 
 /// The modules from one on, and whether this role sees all records of each. A role that row security binds
-/// sees nothing and is told nothing, unless the policy for maintenance names it.
+/// sees no rows and gets no error, unless the policy for maintenance names it.
 const MODULES: &str = "
 select m.slug::text as slug, coalesce(has_schema_privilege(n.oid, 'USAGE') and has_table_privilege(c.oid, 'SELECT')
   and (not row_security_active(c.oid) or exists (select from pg_policy p, unnest(p.polroles) r

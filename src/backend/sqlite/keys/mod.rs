@@ -222,7 +222,7 @@ impl SqliteKeys {
         )))
     }
 
-    /// What a request can be told from the reader's connection: a replay does not wait for the file's
+    /// The answer that the reader's connection can give: a replay does not wait for the file's
     /// only writer.
     async fn peek(&self, request: &Begin) -> Result<Option<Begun>> {
         let (request, clock) = (request.clone(), Arc::clone(&self.0.clock));

@@ -170,7 +170,7 @@ fn serve(
     }
     loop {
         let message = jobs.recv_timeout(limit.deadline.saturating_duration_since(Instant::now()));
-        // A handler may have been told that its time was over: then nothing is committed.
+        // If the handler's time is over, nothing is committed.
         if Instant::now() >= limit.deadline {
             return roll_back(&tx);
         }

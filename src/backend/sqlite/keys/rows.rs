@@ -102,7 +102,7 @@ fn save(conn: &Connection, tenant: &str, key: &IdempotencyKey, row: &Row) -> Res
     Ok(())
 }
 
-/// What a request can be told without a change. `None`: it needs the writer.
+/// The answer to a request that changes nothing. `None`: it needs the writer.
 pub(super) fn peek(conn: &Connection, begin: &Begin, now: Time) -> Result<Option<Begun>> {
     let found = find(conn, begin.tenant_text(), &begin.key)?;
     match decide::decide(found.as_ref(), begin, info(conn, now)?.horizon, now) {

@@ -108,7 +108,7 @@ fn t79_what_was_removed_is_still_reported_after_a_drop() {
     gap();
     assert!(matches!(inbox.take(), Some(Ok(BusEvent::Removed { offsets, .. })) if offsets == (0..5)));
     inbox.set_paused(&given[2..], true);
-    assert_eq!(inbox.rewinds(), [(third, 5)], "that was heard of");
+    assert_eq!(inbox.rewinds(), [(third, 5)], "the consumer has received that");
 }
 
 /// A partition that is to be read again is revoked, and assigned anew: the new assignment begins where the group says.

@@ -167,7 +167,7 @@ impl<J: Journal> Run<J> {
                 (Ok(wanted), Err(error)) => {
                     self.same("the append", &format!("{wanted:?}"), &error.to_string());
                 }
-                // One that is refused for two reasons may be told either.
+                // An append that is refused for two reasons may get either as its answer.
                 (Err("conflict"), Err(Error::Mismatch { .. })) if !warn && self.spec.reuses(&append) => {}
                 (Err(code), answer) => {
                     let found = answer.map_err(|error| error.code());

@@ -6,7 +6,7 @@ create table {schema}.records_meta (
   accepts  int not null
 );
 
--- The modules. What is not here is no module, whatever its schema is called.
+-- The modules. A schema that is not listed here is not a module, whatever its name.
 create table {schema}.record_modules (
   slug        text collate "C" primary key check (slug ~ '^[a-z][a-z0-9_]{0,47}$'),
   maintenance text collate "C", -- the role that may see the records of all tenants, besides their owner
@@ -16,7 +16,7 @@ create table {schema}.record_modules (
 create function {schema}.record_module_exists(p_module text) returns boolean language sql stable
   return exists (select from {schema}.record_modules m where m.slug = p_module);
 
--- The tenant of this transaction; null if none is set, or if it is no UUID. A setting that was made in
+-- The tenant of this transaction; null if none is set, or if it is not a UUID. A setting that was made in
 -- an earlier transaction of the session reads as the empty text, so that means unset too, and no
 -- tenant has a value of its own: the nil UUID.
 create function {schema}.record_tenant() returns uuid language plpgsql stable parallel safe
@@ -184,8 +184,8 @@ begin
   end loop;
 end $$;
 
--- How many records a module has, of all tenants; null for a role that may not see them all, and if there
--- is no such table.
+-- How many records a module has, of all tenants; null for a role that may not see them all, and if the
+-- table does not exist.
 create function {schema}.record_count(p_module text) returns bigint language plpgsql volatile
 set search_path = pg_catalog, pg_temp as $$
 declare v_table oid; v_count bigint;
