@@ -339,7 +339,8 @@ async fn t406_a_late_scope_bars_no_scope_but_itself() {
     kit::expect(&stage.ledger, &kit::another(&young), "claimed").await;
     kit::expect(&stage.ledger, &kit::another(&late), "duplicate").await;
     // Its own entry outlives the week, and nothing else of that week is new to it.
-    for claim in [of_scope(&stage.done, "late"), Claim { mode: Mode::Done, ..of_scope(&stage.done, "late") }] {
+    for claim in [of_scope(&stage.done, "late"), Claim { mode: Mode::Done, ..of_scope(&stage.done, "late") }]
+    {
         kit::expect(&stage.ledger, &claim, "too_old").await;
     }
     let mut tx = stage.harness.pool.begin().await.unwrap();
