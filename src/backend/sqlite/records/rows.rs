@@ -179,9 +179,11 @@ pub(super) fn gone(conn: &Connection, after: Option<&Name>, limit: usize) -> Res
     let what = "reading the heads of deleted records";
     let text = |tenant: Uuid| if tenant.is_nil() { String::new() } else { tenant.to_string() };
     let mut at = after.map(|name| (text(name.tenant), format!("{}/{}", name.module, name.id)));
+    // Tenant 0 means no tenant, and has no row.
     let mut tenants = conn
         .prepare_cached(
-            "SELECT number, tenant FROM main.hapax_journal_tenant WHERE tenant >= ?1 ORDER BY tenant",
+            "SELECT 0, '' WHERE ?1 = '' UNION ALL
+             SELECT * FROM (SELECT number, tenant FROM main.hapax_journal_tenant WHERE tenant >= ?1 ORDER BY tenant)",
         )
         .doing(what)?;
     let mut heads = conn
