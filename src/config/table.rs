@@ -413,7 +413,7 @@ const OF_EVENTS: &[Setting] = &[
         &["EVENT_PUBLISHER_DEDUP_CHECKPOINT_MAX_EVENTS"],
     ),
     also(
-        row("relay.batch_max", int(1, 100_000), "200", "how many events it reads and publishes at once"),
+        row("relay.batch_max", int(1, 100_000), "1000", "how many events it reads and publishes at once"),
         &["EVENT_PUBLISHER_BATCH_SIZE"],
     ),
     also(

@@ -313,7 +313,7 @@ fn e_defaults_are_shown_with_what_they_come_to() {
     assert_eq!(of("journal.url").shown(), "sqlite:d/journal.db");
     assert_eq!(of("keys.url").shown(), "sqlite:d/journal.db");
     assert_eq!(of("keys.url").place.to_string(), "default: the journal's database");
-    assert_eq!(of("relay.flush_max").shown(), "200");
+    assert_eq!(of("relay.flush_max").shown(), "1000");
     assert_eq!(of("lease.owner").unset(), Some("host and process"));
     assert_eq!(of("consumer.dead_topic").unset(), Some("<topic>.dead"));
     assert_eq!(of("window.url").unset(), Some("none"));
