@@ -305,9 +305,9 @@ mod tests {
                 }
                 3 => {
                     let per_key = part.max(1);
-                    let (taken, same) = (all.take(max, per_key), some.take(max, per_key));
-                    assert_eq!(taken.len(), same.len());
-                    for (one, other) in taken.into_iter().zip(same) {
+                    let (of_all, of_some) = (all.take(max, per_key), some.take(max, per_key));
+                    assert_eq!(of_all.len(), of_some.len());
+                    for (one, other) in of_all.into_iter().zip(of_some) {
                         assert_eq!((&one.queue, &one.items), (&other.queue, &other.items));
                         running.push((one.queue, one.items));
                     }
