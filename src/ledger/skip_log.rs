@@ -2,8 +2,9 @@
 //!
 //! A caller adds to maps under a lock and never waits for the ledger. What a second brings is
 //! bounded: beyond that, skips are counted and not logged. A flush that fails is not repeated: it may have
-//! taken effect, and counts must never be too high. So what is lost (that, and the last second of a
-//! process that is killed) makes counts too low.
+//! taken effect, and counts of prevented repeats must never be too high. So what is lost (that, and the last
+//! second of a process that is killed) makes those too low; the skips of a flush that fails are counted as not
+//! logged with the next one.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -46,7 +47,7 @@ pub struct Skip<'a> {
     pub prevented: Option<Layer>,
 }
 
-/// Is told what was gathered, for metrics.
+/// Is told what was written, for metrics.
 type Observer = Box<dyn Fn(&SkipBatch) + Send + Sync>;
 
 /// Notes skipped deliveries, and counts effects that were not done twice, in the background. Clones
@@ -155,12 +156,15 @@ impl Gathered {
             *count = 1;
             note(notes);
         } else {
-            let mut of = Some((identity.tenant.clone(), identity.scope.clone()));
-            if self.unlogged.len() >= SCOPES_MAX && !self.unlogged.contains_key(&of) {
-                of = None;
-            }
-            *self.unlogged.entry(of).or_default() += 1;
+            self.not_logged(Some((identity.tenant.clone(), identity.scope.clone())), 1);
         }
+    }
+
+    fn not_logged(&mut self, mut of: Option<ScopeOf>, count: u64) {
+        if self.unlogged.len() >= SCOPES_MAX && !self.unlogged.contains_key(&of) {
+            of = None;
+        }
+        *self.unlogged.entry(of).or_default() += count;
     }
 
     fn count(&mut self, layer: Layer, of: ScopeOf, amount: Amount) {
@@ -207,9 +211,34 @@ impl Inner {
             }
             gathered.take()
         };
-        (self.observer)(&batch);
+        // Also if whoever waits for it gives up: nobody knows then what was written.
+        let mut lost = Lost { inner: self, batch: Some(batch) };
+        let Some(batch) = &lost.batch else { return Ok(()) };
         let late = |late| Error::unavailable("logging skips", late);
-        tokio::time::timeout(FLUSH_MAX, self.ledger.note_skips(&batch)).await.map_err(late)?
+        let noted = tokio::time::timeout(FLUSH_MAX, self.ledger.note_skips(batch)).await;
+        noted.map_err(late).flatten()?;
+        (self.observer)(batch);
+        lost.batch = None;
+        Ok(())
+    }
+}
+
+/// A batch on its way. If it is dropped, its skips are counted as not logged with the next one.
+struct Lost<'i> {
+    inner: &'i Inner,
+    batch: Option<SkipBatch>,
+}
+
+impl Drop for Lost<'_> {
+    fn drop(&mut self) {
+        let Some(batch) = self.batch.take() else { return };
+        let mut gathered = self.inner.lock();
+        for Skipped { identity, count, .. } in batch.skipped {
+            gathered.not_logged(Some((identity.tenant, identity.scope)), count);
+        }
+        for (of, count) in batch.unlogged {
+            gathered.not_logged(of, count);
+        }
     }
 }
 

@@ -1,5 +1,5 @@
 //! The documents say what is there.
-#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -165,4 +165,30 @@ fn pictures_of_the_page_are_there_and_small() {
     let there = std::fs::read_dir(&folder).unwrap();
     let there: BTreeSet<_> = there.map(|one| one.unwrap().file_name().into_string().unwrap()).collect();
     assert_eq!(there, wanted);
+}
+
+/// T426: the page and the commands hide the same characters.
+#[test]
+fn t426_the_page_hides_what_the_commands_hide() {
+    let text =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("ui/src/text.tsx")).unwrap();
+    let (_, class) = text.split_once("const HIDDEN = /[").expect("text.tsx says what is hidden");
+    let (class, _) = class.split_once("]/gu;").expect("it is a class of characters");
+    let number = |text: &str| {
+        let hex = text.strip_prefix("u{").and_then(|text| text.strip_suffix('}')).expect(text);
+        u32::from_str_radix(hex, 16).unwrap()
+    };
+    let mut hidden = BTreeSet::new();
+    let ranges = class.replace("}-\\u{", "}-u{");
+    for range in ranges.split('\\').filter(|range| !range.is_empty()) {
+        let (from, to) = range
+            .split_once("}-")
+            .map_or((range, range), |(_, to)| (&range[..=range.find('}').unwrap()], to));
+        hidden.extend(number(from)..=number(to));
+    }
+    for c in '\0'..=char::MAX {
+        let shown = hapax::id::Visible(c.encode_utf8(&mut [0; 4])).to_string();
+        let is_hidden = shown.chars().ne([c]);
+        assert_eq!(hidden.contains(&u32::from(c)), is_hidden, "U+{:04X}", u32::from(c));
+    }
 }

@@ -112,6 +112,28 @@ async fn t360_a_flush_without_an_answer_is_not_counted_twice() {
     assert_eq!(sum(&guard, Layer::Claims).await.count, 5);
 }
 
+/// T422: the skips of a flush that fails are counted as not logged, and metrics count what was written.
+#[tokio::test(start_paused = true)] // the background flush waits for an idle runtime
+async fn t422_the_skips_of_a_flush_that_fails_are_counted_as_not_logged() {
+    let ledger = Faulty::default();
+    let guard = Guard::builder(ledger.clone()).scope("billing").build().unwrap();
+    for _ in 0..5 {
+        process(&guard, "e-1").await;
+    }
+    ledger.faults.skips_stalled.store(true, Ordering::SeqCst);
+    assert!(guard.skip_log().flush().await.is_err(), "it takes too long");
+    // Nor is it forgotten if whoever flushes gives up.
+    process(&guard, "e-1").await;
+    assert!(tokio::time::timeout(Duration::from_millis(1), guard.skip_log().flush()).await.is_err());
+    ledger.faults.skips_stalled.store(false, Ordering::SeqCst);
+    guard.skip_log().flush().await.unwrap();
+    let days = guard.ledger().prevented(0).await.unwrap();
+    let unlogged: u64 = days.unlogged.iter().map(|(.., count)| count).sum();
+    assert_eq!((unlogged, days.prevented.len()), (5, 0), "{days:?}");
+    process(&guard, "e-1").await;
+    assert_eq!(sum(&guard, Layer::Claims).await.count, 1);
+}
+
 /// A ledger that never answers about skips is in nobody's way, and memory stays bounded.
 #[tokio::test(start_paused = true)] // the background flush waits for an idle runtime
 async fn claims_do_not_wait_for_the_log() {

@@ -85,6 +85,8 @@ export interface Scope {
 
 export interface Overview {
   now: string;
+  age_s: number;
+  took_s: number;
   scopes: Scope[];
   keys: { open: number; swept_at: string | null } | null;
   journal: { events: number; aggregates: number; exact: boolean; last: string | null } | null;
@@ -131,8 +133,10 @@ export interface Previewed {
   id: string;
   aggregate: string | null;
   seq: number | null;
+  time: string | null;
   token: number;
   reason: string | null;
+  changes: boolean;
   runs: boolean;
   outcome: string;
 }
@@ -151,6 +155,7 @@ export interface Waiting {
 
 export interface Retention {
   now: string;
+  age_s: number;
   ledger_retention_s: number;
   key_retention_s: number;
   audit_retention_s: number;

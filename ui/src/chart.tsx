@@ -3,7 +3,7 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { rates, type Live, type Point } from "./live";
-import { clock, rate, number } from "./text";
+import { clock, rate, number, zone } from "./text";
 
 interface Line {
   name: string;
@@ -93,7 +93,7 @@ export function Charts({ live: { points } }: { live: Live }) {
   if (points.length < 2) return null;
   const first = points[0];
   const has = (pick: (point: Point) => number | null) => points.some((point) => pick(point) !== null);
-  const speeds: Line[] = [{ name: "done", colour: "good", values: rates(points, (point) => point.done) }];
+  const speeds: Line[] = [{ name: "done", colour: "good", values: rates(points, (point) => point.done, "countedAt") }];
   if (has((point) => point.appended)) speeds.push({ name: "appended", colour: "blue", values: rates(points, (point) => point.appended) });
   if (has((point) => point.published)) speeds.push({ name: "published", colour: "violet", dash: [6, 4], values: rates(points, (point) => point.published) });
   if (points.some((point) => (point.claims ?? 0) > 0)) speeds.push({ name: "claims here", colour: "warn", dash: [2, 3], values: rates(points, (point) => point.claims) });
@@ -106,7 +106,7 @@ export function Charts({ live: { points } }: { live: Live }) {
   );
   return (
     <>
-      <h2>Since {clock(new Date(first.at))}</h2>
+      <h2>Since {clock(new Date(first.at))} {zone(new Date(first.at))}</h2>
       <div class="charts">
         <Chart key={speeds.map((line) => line.name).join()} title="Rates" unit="per second" points={points} lines={speeds} show={rate} />
         <Chart key={waiting.map((line) => line.name).join()} title="Unfinished" unit="records and events" points={points} lines={waiting}

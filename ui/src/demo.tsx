@@ -31,7 +31,7 @@ export function DemoPanel({ tick }: { tick: number | undefined }) {
       {data && (
         <p class="small"><span class="number">{number(data.effects)}</span> of <span class="number">{number(data.events)}</span> effects made, {" "}
           <span class="number">{number(data.caught)}</span> duplicates caught, <span class="number">{number(data.kills)}</span> processes killed, {" "}
-          <span class="number">{number(data.frozen)}</span> frozen. A witness counts the effects at the end.</p>
+          <span class="number">{number(data.frozen)}</span> frozen. A witness counts the effects at the end. Caught is every write and delivery that came again, also while its effect was still to come; “Not done twice” counts only those whose effect was done.</p>
       )}
       <ul class="acts">
         {ACTS.map(({ what, name, about }) => (

@@ -3,7 +3,7 @@ import { useState } from "preact/hooks";
 import type { Explanation, Step } from "./api";
 import { useLoad } from "./live";
 import type { Shown } from "./main";
-import { AsOf, Command, Empty, Name, Notice, Time, clock, day, pause, quoted, visible, zone } from "./text";
+import { AsOf, Command, Empty, Name, Notice, Time, clock, day, flag, pause, visible, words, zone } from "./text";
 
 const KINDS = ["id", "aggregate", "key"] as const;
 type Kind = (typeof KINDS)[number];
@@ -63,7 +63,7 @@ export function EventView({ session, query, go }: Shown) {
       </form>
       {asked && name && (
         <Command label="On the command line"
-          line={`${command} explain ${asked === "id" ? "" : `--${asked} `}${quoted(name)}${tenant ? ` --tenant ${quoted(tenant)}` : ""}`} />
+          line={`${command} explain${tenant ? flag("tenant", tenant) : ""}${asked === "id" ? words([name]) : flag(asked, name)}`} />
       )}
       {loading && !data && <p class="loading">Asking the stores…</p>}
       {error && <Notice kind="bad">{error}</Notice>}
@@ -89,8 +89,8 @@ function Timeline({ explanation, at }: { explanation: Explanation; at: Date | nu
     if (time && before !== null && time.getTime() - before >= GAP_MS) {
       rows.push(<li key={`gap-${index}`} class="gap"><span>nothing for {pause(time.getTime() - before)}</span></li>);
     }
-    if (time && day(time) !== shownDay) {
-      shownDay = day(time);
+    if (time && `${day(time)} ${zone(time)}` !== shownDay) {
+      shownDay = `${day(time)} ${zone(time)}`; // clocks may be changed within a day
       rows.push(<li key={`day-${index}`} class="day number">{shownDay}</li>);
     }
     if (time) before = time.getTime();
@@ -104,7 +104,7 @@ function Timeline({ explanation, at }: { explanation: Explanation; at: Date | nu
       </div>
       {explanation.scopes.length > 0 && <ul class="plain">{explanation.scopes.map((queue) => <li key={queue.scope}><strong><Name of={queue.scope} /></strong>: {queue.what}</li>)}</ul>}
       <ol class="timeline">{rows}</ol>
-      <p class="small">Times are in {zone(new Date())}. A step without a time says how it stands now.</p>
+      <p class="small">A step without a time says how it stands now.</p>
       {explanation.stores.length > 0 && (
         <><h2>What stores say</h2><ul class="plain">
           {explanation.stores.map((store, index) => <li key={index} class={store.unreachable ? "alarm" : ""}>{store.store}: {visible(store.message)}</li>)}
@@ -139,7 +139,7 @@ function Row({ step, time, withEvent, subject, tenant }: RowProps) {
   const facts = Object.entries(step.facts).filter(([name, value]) => name !== "aggregate" || value !== subject);
   return (
     <li class={`step ${step.layer}`}>
-      <span class="at number">{time ? <time dateTime={step.at!}>{clock(time, true)}</time> : <span class="zero">now</span>}</span>
+      <span class="at number">{time ? <time dateTime={step.at!}>{clock(time, true)}</time> : <span class="zero">–</span>}</span>
       <span class="where">{step.layer.replace("_", " ")}{step.name !== null && step.name !== step.layer && <> <Name of={step.name} /></>}</span>
       <div class="what">
         <p>{visible(step.what)}</p>

@@ -4,12 +4,15 @@ import { Away, Refused, events, get, type Overview, type Scope } from "./api";
 
 export interface Sample {
   at: number;
+  /** When the server counted the ledger for it. One that takes long to count has one count in many samples. */
+  countedAt: number;
   data: Overview;
 }
 
 /** Numbers that only grow, and those that are as they are, at one time. */
 export interface Point {
   at: number;
+  countedAt: number;
   done: number;
   appended: number | null;
   published: number | null;
@@ -23,12 +26,16 @@ export interface Point {
 export interface Live {
   /** The latest samples, the oldest first. */
   samples: Sample[];
+  /** The latest of them that have a count of their own. */
+  counts: Sample[];
   /** What charts draw, for longer. */
   points: Point[];
   /** Since when the server does not answer. */
   lostSince: number | null;
   /** Why it refuses. */
   problem: string | null;
+  /** For how many seconds the server has been counting for the first time. */
+  counting: number | null;
 }
 
 const KEPT = 11;
@@ -39,7 +46,7 @@ const SILENCE_MS = 10_000;
 const AGAIN_MS = 1_500;
 
 export function useLive(enabled: boolean, onUnauthenticated: () => void): Live {
-  const [live, setLive] = useState<Live>({ samples: [], points: [], lostSince: null, problem: null });
+  const [live, setLive] = useState<Live>({ samples: [], counts: [], points: [], lostSince: null, problem: null, counting: null });
   useEffect(() => {
     if (!enabled) return;
     const ended = new AbortController();
@@ -56,13 +63,24 @@ export function useLive(enabled: boolean, onUnauthenticated: () => void): Live {
             clearTimeout(watch);
             watch = setTimeout(stop, SILENCE_MS);
             if (event.name === "overview") {
-              const sample = { at: Date.now(), data: JSON.parse(event.data) as Overview };
-              setLive((old) => ({
-                samples: [...old.samples, sample].slice(-KEPT),
-                points: [...old.points, point(sample)].slice(-POINTS),
-                lostSince: null,
-                problem: null,
-              }));
+              const at = Date.now();
+              const data = JSON.parse(event.data) as Overview;
+              setLive((old) => {
+                const same = old.counts.at(-1);
+                const countedAt = same?.data.now === data.now ? same.countedAt : at - data.age_s * 1000;
+                const sample = { at, countedAt, data };
+                return {
+                  samples: [...old.samples, sample].slice(-KEPT),
+                  counts: same?.countedAt === countedAt ? old.counts : [...old.counts, sample].slice(-KEPT),
+                  points: [...old.points, point(sample)].slice(-POINTS),
+                  lostSince: null,
+                  problem: null,
+                  counting: null,
+                };
+              });
+            } else if (event.name === "counting") {
+              const counting = JSON.parse(event.data).for_s as number;
+              setLive((old) => ({ ...old, lostSince: null, problem: null, counting }));
             } else if (event.name === "problem") {
               const problem = JSON.parse(event.data).detail as string;
               setLive((old) => ({ ...old, lostSince: null, problem }));
@@ -94,10 +112,11 @@ export function inState(scopes: Scope[], ...states: string[]): number {
   return scopes.reduce((sum, scope) => sum + states.reduce((n, state) => n + (scope.states[state] ?? 0), 0), 0);
 }
 
-function point({ at, data }: Sample): Point {
+function point({ at, countedAt, data }: Sample): Point {
   const claims = data.counters?.claims;
   return {
     at,
+    countedAt,
     done: inState(data.scopes, "done", "finished"),
     appended: data.journal?.events ?? null,
     published: data.relay?.published ?? null,
@@ -109,18 +128,26 @@ function point({ at, data }: Sample): Point {
   };
 }
 
-/** How fast a number grew at each point, over the few points before it; none where it fell or is unknown. */
-export function rates(points: Point[], pick: (point: Point) => number | null): (number | null)[] {
+/** How fast a number grew at each point, over the few points before it; none where it fell or is unknown. What the
+ * ledger counts has the time of its count. */
+export function rates(points: Point[], pick: (point: Point) => number | null, time: "at" | "countedAt" = "at"): (number | null)[] {
   return points.map((point, index) => {
-    const before = points[Math.max(0, index - 3)];
-    const [value, old] = [pick(point), pick(before)];
-    if (point === before || value === null || old === null || value < old || point.at - before.at < 500) return null;
-    return ((value - old) * 1000) / (point.at - before.at);
+    let from = Math.max(0, index - 3);
+    while (from > 0 && point[time] - points[from][time] < 500) from -= 1;
+    const before = points[from];
+    const [value, old, span] = [pick(point), pick(before), point[time] - before[time]];
+    if (value === null || old === null || value < old || span < 500) return null;
+    return ((value - old) * 1000) / span;
   });
 }
 
+/** The same for what the ledger counts: over its counts. */
+export function growthOfCount(counts: Sample[], pick: (data: Overview) => number | undefined): number | null {
+  return growth(counts, pick, "countedAt");
+}
+
 /** How fast a number grows, per second, over the samples; none if it cannot be known. */
-export function growth(samples: Sample[], pick: (data: Overview) => number | undefined): number | null {
+export function growth(samples: Sample[], pick: (data: Overview) => number | undefined, time: "at" | "countedAt" = "at"): number | null {
   const last = samples.at(-1);
   const lastValue = last && pick(last.data);
   if (!last || lastValue === undefined) return null;
@@ -131,10 +158,10 @@ export function growth(samples: Sample[], pick: (data: Overview) => number | und
     const value = pick(sample.data);
     if (value === undefined || value > before) break;
     before = value;
-    first = { at: sample.at, value };
+    first = { at: sample[time], value };
   }
-  if (!first || last.at - first.at < 500) return null;
-  return ((lastValue - first.value) * 1000) / (last.at - first.at);
+  if (!first || last[time] - first.at < 500) return null;
+  return ((lastValue - first.value) * 1000) / (last[time] - first.at);
 }
 
 export interface Loaded<T> {

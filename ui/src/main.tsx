@@ -3,7 +3,7 @@ import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import "./page.css";
 import { Away, Refused, get, post, type Session } from "./api";
 import { useLive, type Live } from "./live";
-import { AsOf, Command, Notice, Name, clock, zone } from "./text";
+import { Command, Notice, Name, clock, zone } from "./text";
 import { OverviewView } from "./overview";
 import { EventView } from "./event";
 import { DeadView } from "./dead";
@@ -79,7 +79,6 @@ function Page() {
   };
   const logout = () => post("/v1/logout").then(ask, ask);
   const shown = VIEWS.filter((view) => session?.whole || !view.whole);
-  const last = live.samples.at(-1);
   return (
     <div class="frame" onClick={follow}>
       <a class="skip" href="#main">Skip to the content</a>
@@ -93,7 +92,7 @@ function Page() {
           </nav>
         )}
         <div class="visitor">
-          {mayLook && <State live={live} at={last ? new Date(last.at) : null} />}
+          {mayLook && <State live={live} />}
           {session && !session.local && (
             <span class="who"><Name of={session.who} /> <button type="button" class="quiet" onClick={logout}>Log out</button></span>
           )}
@@ -126,11 +125,13 @@ function Page() {
   );
 }
 
-function State({ live, at }: { live: Live; at: Date | null }) {
-  const [word, kind] = live.lostSince !== null ? ["Lost", "bad"] : at ? ["Live", "good"] : ["Connecting", "warn"];
+/** Each view says of when its data are. */
+function State({ live }: { live: Live }) {
+  const [word, kind] = live.lostSince !== null ? ["Lost", "bad"] : live.samples.length > 0 ? ["Live", "good"]
+    : live.counting !== null ? ["Counting", "warn"] : ["Connecting", "warn"];
   return (
     <span class="state">
-      <span class={`dot ${kind}`} aria-hidden="true" /> {word} · <AsOf at={at} />
+      <span class={`dot ${kind}`} aria-hidden="true" /> {word}
     </span>
   );
 }

@@ -3,10 +3,10 @@ import type { ComponentChildren } from "preact";
 import type { Overview, Scope } from "./api";
 import { Charts } from "./chart";
 import { DemoPanel } from "./demo";
-import { growth, inState, type Sample } from "./live";
+import { growth, growthOfCount, inState, type Sample } from "./live";
 import type { Shown } from "./main";
 import { Prevented } from "./prevented";
-import { Command, Empty, Name, Time, number, pause, perSecond, rate } from "./text";
+import { AsOf, Command, Empty, Name, Time, number, pause, perSecond, rate } from "./text";
 
 const total = (values: Record<string, number> | undefined) => values && Object.values(values).reduce((a, b) => a + b, 0);
 
@@ -101,11 +101,11 @@ function LedgerStage({ samples, data }: StageData) {
     note={data.counters ? (window ? undefined : "Claims of this server. Consumers count theirs, and window hits, in their own metrics.") : HIDDEN_NOTE} />;
 }
 
-function EffectsStage({ samples, data }: StageData) {
+function EffectsStage({ counts, data }: { counts: Sample[]; data: Overview }) {
   const count = (...states: string[]) => inState(data.scopes, ...states);
   const level: Level = count("dead") > 0 ? "bad" : count("lost", "parked") > 0 ? "warn" : "good";
   return <Stage name="Effects" level={level} figure={number(count("done", "finished"))} unit="done" rows={[
-    ["now", perSecond(growth(samples, (data) => inState(data.scopes, "done", "finished")))],
+    ["now", perSecond(growthOfCount(counts, (data) => inState(data.scopes, "done", "finished")))],
     ["retrying", number(count("retry"))],
     ["parked", <a href="/aggregates">{number(count("parked"))}</a>],
     ["dead letters", <a href="/dead">{number(count("dead"))}</a>],
@@ -130,26 +130,29 @@ interface StageData {
   data: Overview;
 }
 
+/** Older counts are said to be so. */
+const OLD_S = 10;
+
 export function OverviewView({ live, session }: Shown) {
-  const { samples } = live;
+  const { samples, counts } = live;
   const last = samples.at(-1);
   return (
     <section>
-      <h1>Overview</h1>
-      <p class="lead">The path of an event. {samples.length < 2 ? "Rates come with the next numbers." : `Rates are of the last ${Math.round((samples.at(-1)!.at - samples[0].at) / 1000)} seconds.`}</p>
+      <div class="title-row"><h1>Overview</h1><AsOf at={last ? new Date(last.countedAt) : null} /></div>
+      <p class="lead">The path of an event. {last && last.data.age_s >= OLD_S && `Counting the ledger takes ${pause(last.data.took_s * 1000)}, so it is counted seldom. `}{samples.length < 2 ? "Rates come with the next numbers." : `Rates are of the last ${Math.round((samples.at(-1)!.at - samples[0].at) / 1000)} seconds.`}</p>
       {session.demo && <DemoPanel tick={last?.at} />}
-      {!last ? <p class="loading">Waiting for the first numbers…</p> : <>
+      {!last ? <p class="loading">{live.counting === null ? "Waiting for the first numbers…" : `The server counts the ledger for the first time, for ${pause(live.counting * 1000)} so far. A large one takes a while.`}</p> : <>
         <ol class="pipeline">
           <KeyedWrites samples={samples} data={last.data} />
           <JournalStage samples={samples} data={last.data} />
           <RelayStage samples={samples} data={last.data} />
           <BusStage samples={samples} data={last.data} />
           <LedgerStage samples={samples} data={last.data} />
-          <EffectsStage samples={samples} data={last.data} />
+          <EffectsStage counts={counts} data={last.data} />
           <ReadModelStage samples={samples} data={last.data} now={last.at} />
         </ol>
         <Charts live={live} />
-        <Scopes samples={samples} data={last.data} command={session.command ?? "hapax"} />
+        <Scopes counts={counts} data={last.data} command={session.command ?? "hapax"} />
         <Prevented data={last.data} />
       </>}
     </section>
@@ -160,7 +163,7 @@ const COLUMNS: [string, string[]][] = [
   ["dead", ["dead"]], ["parked", ["parked"]], ["retry", ["retry"]], ["leased", ["leased", "claimed"]], ["done", ["done", "finished"]], ["lost", ["lost"]], ["stale", ["stale"]],
 ];
 
-function Scopes({ samples, data, command }: StageData & { command: string }) {
+function Scopes({ counts, data, command }: { counts: Sample[]; data: Overview; command: string }) {
   const { scopes } = data;
   if (scopes.length === 0) {
     return (
@@ -198,7 +201,7 @@ function Scopes({ samples, data, command }: StageData & { command: string }) {
                   return <td key={name} class={`number right${count === 0 ? " zero" : ""}${alarm}`}>{number(count)}</td>;
                 })}
                 <td class={`number right${scope.held === 0 ? " zero" : ""}`}>{number(scope.held)}</td>
-                <td class="number right">{rate(growth(samples, (data) => inState(data.scopes.filter((other) => same(other, scope)), "done", "finished")))}</td>
+                <td class="number right">{rate(growthOfCount(counts, (data) => inState(data.scopes.filter((other) => same(other, scope)), "done", "finished")))}</td>
               </tr>
             ))}
           </tbody>

@@ -2,8 +2,8 @@
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 
-// Controls, marks that change the direction, and what has no width.
-const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
+// Controls, marks that change the direction, and what has no width: those that `Visible` in src/id.rs hides. A test compares.
+const HIDDEN = /[\u{0}-\u{1f}\u{7f}-\u{9f}\u{ad}\u{61c}\u{180e}\u{200b}-\u{200f}\u{2028}-\u{202e}\u{2060}-\u{206f}\u{feff}\u{fff9}-\u{fffb}\u{e0000}-\u{e0fff}]/gu;
 
 export function visible(text: string): string {
   return text.replace(HIDDEN, (c) => `\\u{${c.codePointAt(0)!.toString(16)}}`);
@@ -61,7 +61,7 @@ export function day(at: Date): string {
 export function Time({ at }: { at: string }) {
   const date = new Date(at);
   if (Number.isNaN(date.getTime())) return <span>{visible(at)}</span>;
-  return <time dateTime={at} class="number">{day(date)} {clock(date)}</time>;
+  return <time dateTime={at} class="number">{day(date)} {clock(date)} <span class="zone">{zone(date)}</span></time>;
 }
 
 /** A sentence of ours, with the commands in it that stand between backquotes. */
@@ -98,10 +98,28 @@ export function quoted(text: string): string {
   // What a terminal would act upon is written as an escape.
   if (text.search(HIDDEN) >= 0) {
     const inner = text.replace(/[\\']/g, (c) => `\\${c}`);
-    return `$'${inner.replace(HIDDEN, (c) => `\\u${c.codePointAt(0)!.toString(16).padStart(4, "0")}`)}'`;
+    return `$'${inner.replace(HIDDEN, (c) => `\\U${c.codePointAt(0)!.toString(16).padStart(8, "0")}`)}'`;
   }
   return `'${text.replaceAll("'", "'\\''")}'`;
 }
+
+/** An option of a command. A value may begin with a hyphen. */
+export function flag(name: string, value: string): string {
+  return ` --${name}=${quoted(value)}`;
+}
+
+/** Whose data. Without an option some commands mean those of all tenants. */
+export function ofTenant(tenant: string | null): string {
+  return tenant === null ? " --no-tenant" : flag("tenant", tenant);
+}
+
+/** The names at the end of a command. */
+export function words(names: string[]): string {
+  return `${names.some((name) => name.startsWith("-")) ? " --" : ""} ${names.map(quoted).join(" ")}`;
+}
+
+/** A longer word may be broken. */
+const WORD_MAX = 24;
 
 /** The command that does the same. */
 export function Command({ line, label = "On the command line" }: { line: string; label?: string }) {
@@ -111,7 +129,7 @@ export function Command({ line, label = "On the command line" }: { line: string;
   return (
     <div class="command">
       <span class="command-label">{label}</span>
-      <code tabIndex={0}>{line}</code>
+      <code tabIndex={0}>{line.split(/( )/).map((word, at) => (word.length > 1 && word.length <= WORD_MAX ? <span key={at}>{word}</span> : word))}</code>
       <button type="button" class="quiet" onClick={copy} aria-label={`Copy the command: ${label}`}>Copy</button>
       <span role="status" class="copied">{copied}</span>
     </div>

@@ -1,16 +1,22 @@
 // Aggregates that wait, what is kept for how long, and the checks.
+import { useState } from "preact/hooks";
 import type { Doctor, Retention, Waiting } from "./api";
+import { Decide, type What } from "./decide";
 import { link } from "./event";
 import { useLoad } from "./live";
 import type { Shown } from "./main";
-import { AsOf, Command, Empty, Name, Notice, Time, Sentence, number, pause, quoted, size } from "./text";
+import { AsOf, Command, Empty, Name, Notice, Time, Sentence, flag, number, ofTenant, pause, size } from "./text";
 
 const SEQS_SHOWN = 8;
 
 export function AggregatesView({ session, live }: Shown) {
   const open = live.samples.at(-1)?.data.scopes.map((scope) => `${scope.states.parked ?? 0}/${scope.states.dead ?? 0}/${scope.states.retry ?? 0}`).join();
-  const { data, at, error, loading } = useLoad<{ aggregates: Waiting[]; more: boolean }>(`/v1/waiting?all_tenants=${session.whole}`, open);
+  const { data, at, error, loading, again } = useLoad<{ aggregates: Waiting[]; more: boolean }>(`/v1/waiting?all_tenants=${session.whole}`, open);
+  const [decides, setDecides] = useState<{ of: Waiting; key: string; what: What } | null>(null);
   const command = session.command ?? "hapax";
+  const shown = (data?.aggregates ?? []).map((of) => ({ of, key: JSON.stringify([of.tenant, of.scope, of.aggregate]) }));
+  // Once it goes on it waits no more, but what became of it is still to be read.
+  if (decides && !shown.some(({ key }) => key === decides.key)) shown.unshift(decides);
   return (
     <section>
       <div class="title-row"><h1>Aggregates</h1><AsOf at={at} /></div>
@@ -18,15 +24,15 @@ export function AggregatesView({ session, live }: Shown) {
       {error && <Notice kind="bad">{error}</Notice>}
       {loading && !data && <p class="loading">Looking…</p>}
       {data?.more && <Notice kind="warn">There are more than are shown.</Notice>}
-      {data && data.aggregates.length === 0 && (
+      {data && shown.length === 0 && (
         <Empty title="No aggregate waits.">
           <p>An event that comes after one that failed is parked until that is resolved. Any aggregate can be looked at, also one that does not wait:</p>
           <Command line={`${command} explain --aggregate order-17`} />
         </Empty>
       )}
       <ul class="groups">
-        {data?.aggregates.map((of) => (
-          <li key={`${of.tenant ?? ""}/${of.scope}/${of.aggregate}`} class="group">
+        {shown.map(({ of, key }) => (
+          <li key={key} class="group">
             <p class="figure"><span class="number">{number(of.waiting.length)}</span> <span class="unit">parked</span></p>
             <div class="about">
               <h2 class="reason"><a href={link("aggregate", of.aggregate, of.tenant)}><Name of={of.aggregate} /></a></h2>
@@ -47,9 +53,21 @@ export function AggregatesView({ session, live }: Shown) {
               )}
               {of.waiting.length > 0 && (
                 <Command label="Runs what they wait behind again"
-                  line={`${command} parked resume --scope ${quoted(of.scope)}${of.tenant ? ` --tenant ${quoted(of.tenant)}` : ""} --aggregate ${quoted(of.aggregate)} --all --reason REASON`} />
+                  line={`${command} parked resume${flag("scope", of.scope)}${ofTenant(of.tenant)}${flag("aggregate", of.aggregate)} --all --reason=REASON`} />
               )}
             </div>
+            {of.waiting.length > 0 && (
+              <div class="decisions">
+                {(["resume", "skip"] as const).map((what) => {
+                  const isOpen = decides?.key === key && decides.what === what;
+                  return <button key={what} type="button" class="second" onClick={() => setDecides({ of, key, what })} aria-expanded={isOpen} disabled={isOpen}>Preview a {what}</button>;
+                })}
+              </div>
+            )}
+            {decides?.key === key && (
+              <Decide key={decides.what} what={decides.what} which={{ scope: of.scope, tenant: of.tenant, aggregate: of.aggregate }} command={command}
+                close={() => { setDecides(null); again(); }} />
+            )}
           </li>
         ))}
       </ul>
@@ -64,7 +82,7 @@ export function RetentionView({ session }: Shown) {
   const bytes = data?.weeks.reduce<number | null>((sum, week) => (sum === null || week.bytes === null ? null : sum + week.bytes), 0) ?? null;
   return (
     <section>
-      <div class="title-row"><h1>Retention</h1><AsOf at={at} /></div>
+      <div class="title-row"><h1>Retention</h1><AsOf at={at && data && new Date(at.getTime() - data.age_s * 1000)} /></div>
       <p class="lead">The ledger forgets by weeks: a week goes once it and everything settled in it are older than the retention. What is open stays.</p>
       {error && <Notice kind="bad">{error}</Notice>}
       {loading && !data && <p class="loading">Counting…</p>}

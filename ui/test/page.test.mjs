@@ -54,7 +54,8 @@ for (const colorScheme of ["light", "dark"]) {
       test(`${name}, ${colorScheme}, ${device}: fits, is accessible, breaks no policy`, async () => {
         const page = await open(path, { colorScheme, viewport });
         await page.locator(READY[name]).first().waitFor();
-        await page.getByText(/Data as of \d\d:\d\d:\d\d/).first().waitFor();
+        if (name !== "search") await page.getByText(/Data as of \d\d:\d\d:\d\d UTC/).first().waitFor();
+        assert.ok((await page.getByText(/Data as of/).count()) <= 1, "one time, of the data that are shown");
         if (name === "overview") await page.getByText(/Rates are of the last/).waitFor();
         await assertFits(page, name);
         await assertAccessible(page, name);
@@ -146,8 +147,80 @@ test("idle hours are one line, and a short pause is none", async () => {
   assert.deepEqual(kinds, ["day", "step", "step", "gap", "step"], rows.join(" | "));
   assert.equal(rows[3], "nothing for 2 h");
   // Times of steps and of what they say are of one zone, that of the browser.
-  assert.match(rows[4], /11:00:59\.000[\s\S]*2026-03-04 11:00:59/);
+  assert.equal(rows[0], "2026-03-04 UTC+01:00");
+  assert.match(rows[4], /11:00:59\.000[\s\S]*2026-03-04 11:00:59 UTC\+01:00/);
   await assertFits(page, "a folded timeline");
+  await close(page);
+});
+
+test("T427: a time has the offset of its own date, also within the day on which clocks change", async () => {
+  const page = await open("/event");
+  const step = (at) => ({ at, layer: "ledger", name: "mailer", event: "e", seq: null, what: "failed", facts: {} });
+  const steps = ["2026-07-01T10:00:00.000Z", "2026-10-25T00:30:00.000Z", "2026-10-25T01:30:00.000Z"].map(step);
+  await page.route("**/v1/explain?*", (route) => route.fulfill({ json: { of: { event: "e" }, tenant: null, steps, scopes: [], stores: [], not_recorded: "" } }));
+  await page.getByRole("searchbox").fill("e");
+  await page.keyboard.press("Enter");
+  await page.locator(".timeline").waitFor();
+  assert.deepEqual(await page.locator(".timeline .day").allInnerTexts(), ["2026-07-01 UTC+02:00", "2026-10-25 UTC+02:00", "2026-10-25 UTC+01:00"]);
+  assert.deepEqual(await page.locator(".timeline .step .at").allInnerTexts(), ["12:00:00.000", "02:30:00.000", "02:30:00.000"]);
+  await close(page);
+});
+
+test("T428: what is sent is what the last preview shows", async () => {
+  const page = await open("/dead");
+  const event = (id, time) => ({ what: "redrive", id, aggregate: null, seq: null, time, token: id.length + (time ? Number(time.slice(5, 7)) : 0), reason: null, changes: true, runs: true, outcome: "runs again" });
+  // The answer to the first question after the preview comes last.
+  let asked = 0, late;
+  const held = new Promise((resolve) => { late = resolve; });
+  await page.route("**/v1/dead/preview", async (route) => {
+    const { out_of_order: outOfOrder } = route.request().postDataJSON();
+    asked += 1;
+    if (asked === 2) await held;
+    const weeks = ["2024-01-01T00:00:00Z", "2024-03-04T00:00:00Z"];
+    return route.fulfill({ json: { events: outOfOrder ? [event("late", null)] : weeks.map((time) => event("-e", time)), more: false } });
+  });
+  const sent = [];
+  await page.route("**/v1/dead/redrive", (route) => {
+    const body = route.request().postDataJSON();
+    sent.push(body);
+    return route.fulfill({ json: { dry_run: false, more: false, entries: body.ids.map((id) => ({ what: "redrive", id, needs_delivery: false })) } });
+  });
+  const group = page.locator(".group").first();
+  await group.getByRole("button", { name: "Preview a redrive" }).click();
+  await group.getByText("2 of 2 would run again").waitFor();
+  // A set that is not previewed as asked cannot be sent.
+  await group.getByRole("checkbox").check();
+  assert.ok(await group.locator("button[type=submit]").isDisabled());
+  await group.getByRole("checkbox").uncheck();
+  await group.getByText("2 of 2 would run again").waitFor();
+  const overtaken = page.waitForResponse((answer) => answer.url().endsWith("/v1/dead/preview"));
+  late();
+  await overtaken;
+  await page.evaluate(() => new Promise((resolve) => { setTimeout(resolve); }));
+  await group.getByText("2 of 2 would run again").waitFor();
+  // Two entries with one id are told apart by their weeks, and go in two requests.
+  const lines = await group.locator(".command code").allInnerTexts();
+  assert.equal(lines.length, 2);
+  assert.match(lines[1], / dead redrive --scope=\S+ --time=2024-03-04T00:00:00Z --reason=REASON -- '-e'$/);
+  await group.getByLabel("Reason, for the audit").fill("mended");
+  await group.getByRole("button", { name: "Redrive 2" }).click();
+  await group.getByText("Redriven: 2 of 2").waitFor();
+  assert.deepEqual(sent.map(({ ids, tokens, out_of_order }) => [ids, tokens["-e"], out_of_order]), [[["-e"], 3, false], [["-e"], 5, false]]);
+  await close(page);
+});
+
+test("a ledger that is counted for the first time is said to be so, and old counts too", async () => {
+  const page = await visit(browser, "about:blank");
+  const numbers = { ...(await server.must("GET", "/v1/overview")), age_s: 200, took_s: 40 };
+  let asked = 0;
+  await page.route("**/v1/overview/live", (route) => {
+    asked += 1;
+    const body = asked === 1 ? 'event: counting\ndata: {"for_s":75}\n\n' : `event: overview\ndata: ${JSON.stringify(numbers)}\n\n`;
+    return asked > 2 ? undefined : route.fulfill({ contentType: "text/event-stream", body });
+  });
+  await page.goto(`${server.url}/`);
+  await page.getByText(/Counting the ledger takes 40 s/).waitFor();
+  assert.equal(await page.getByRole("alert").count(), 0);
   await close(page);
 });
 
@@ -208,7 +281,7 @@ test("a redrive is previewed, does what it showed, and leaves audit rows", async
     return again && again.token !== token && (await entry("order-9-paid"));
   });
   await group.getByLabel("Reason, for the audit").fill("the bank is back");
-  assert.match(await group.locator("code").innerText(), /dead redrive --scope mailer --reason 'the bank is back' order-1-paid order-3-paid$/);
+  assert.match(await group.locator("code").innerText(), /dead redrive --scope=mailer --reason='the bank is back' order-1-paid order-3-paid$/);
   await group.getByRole("button", { name: "Redrive 2" }).click();
   await group.getByText("Redriven: 1 of 2, 1 stayed as they were").waitFor();
   await group.getByText(/order-1-paid: .*has changed since/).waitFor();
@@ -290,6 +363,23 @@ test("what became of a redrive stays, also when nothing of the group is left", a
   await group.getByText("The audit has a row for each").waitFor();
   await group.getByRole("button", { name: "Close" }).click();
   await group.waitFor({ state: "detached" });
+  await close(page);
+});
+
+test("an aggregate is resumed as previewed", async () => {
+  const page = await open("/aggregates");
+  const group = page.locator(".group", { has: page.getByRole("link", { name: "order-1", exact: true }) });
+  await group.getByRole("button", { name: "Preview a skip" }).click();
+  await group.getByText("1 of 1 would let their aggregate go on").waitFor();
+  await group.getByRole("button", { name: "Preview a resume" }).click();
+  await group.getByText("1 of 1 would run again").waitFor();
+  await assertAccessible(page, "the preview of a resume");
+  await assertFits(page, "the preview of a resume");
+  await page.screenshot({ path: join(shots, "resume-preview.png"), fullPage: true });
+  await group.getByLabel("Reason, for the audit").fill("the bank is back");
+  await group.getByRole("button", { name: "Resume 1" }).click();
+  await group.getByText("Resumed: 1 of 1").waitFor();
+  assert.equal((await server.ask("GET", "/v1/processed?scope=mailer&id=order-1-paid")).json.state, "retry");
   await close(page);
 });
 

@@ -180,7 +180,10 @@ export interface ChangeBody {
   /** Say what would happen, change nothing. */
   dry_run?: boolean;
   how?: ReleaseHow | null;
-  /** The events; or `all`. */
+  /**
+   * The events; or `all`. A release that resumes also takes a dead event that others wait behind, as its preview names
+   * it.
+   */
   ids?: Array<string>;
   /** With `all`: at most this many. */
   limit?: number | null;
@@ -727,6 +730,8 @@ export interface MetaBody {
 
 /** The path of an event in numbers. */
 export interface OverviewAnswer {
+  /** How long ago that was, in seconds. A ledger that takes long to count is counted less often. */
+  age_s: number;
   bus?: BusOverview | null;
   /** What this process has counted since its start, by metric and label: only for those who see the whole server. */
   counters?: Record<string, unknown> | null;
@@ -741,6 +746,8 @@ export interface OverviewAnswer {
   relay_state?: string | null;
   /** Entries by scope. */
   scopes: Array<ScopeAnswer>;
+  /** How long counting took, in seconds. */
+  took_s: number;
 }
 
 /** How far a partition was applied. */
@@ -830,6 +837,8 @@ export interface PreviewedEvent {
   runs: boolean;
   /** Its number in it. */
   seq?: number | null;
+  /** A time of its week (RFC 3339), where the ledger's identity includes the time. */
+  time?: string | null;
   /** Its token. Send it with the request: an event that has changed since is left as it is. */
   token: number;
   /** What would be done: `redrive`, `retry`, `drop` or `skip`. */
@@ -958,6 +967,8 @@ export type ReleaseHow = "resume" | "skip";
 
 /** What is kept for how long. */
 export interface RetentionAnswer {
+  /** How long ago the entries were counted, in seconds. */
+  age_s: number;
   /** How long audit rows are kept, in seconds (serve.audit_retention_days). */
   audit_retention_s: number;
   /** The weeks that it dropped, the latest first. */

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 
 use clap::{Args, Subcommand};
 use hapax::ledger::{Entry, Filter, Identity, Intervention, State};
-use hapax::{Aggregate, Ledger, Scope, Tenant};
+use hapax::{Aggregate, Error, Ledger, Scope, Tenant};
 
 use crate::cli::Global;
 use crate::failure::Failure;
-use crate::ledger::act::{ChangeArgs, Target, carry_out, each_entry, targets};
+use crate::ledger::act::{ChangeArgs, Target, Wanted, carry_out, each_entry, targets};
 use crate::ledger::look::{PageArgs, ShowArgs, WhichArgs, list_page, show_if};
 use crate::ledger::open;
 
@@ -126,52 +126,75 @@ async fn list(global: &Global, ledger: &dyn Ledger, state: State, args: &ListArg
 }
 
 /// An intervention in each of the chosen dead letters.
-pub async fn each(
-    ledger: &dyn Ledger,
-    what: Intervention,
-    args: &ChangeArgs,
-) -> hapax::Result<Vec<(Intervention, Target)>> {
+pub async fn each(ledger: &dyn Ledger, what: Intervention, args: &ChangeArgs) -> hapax::Result<Vec<Wanted>> {
     let targets = targets(ledger, &[State::Dead], args).await?;
-    Ok(targets.into_iter().map(|target| (what, target)).collect())
+    Ok(targets.into_iter().map(|target| Wanted::new(what, target)).collect())
 }
 
 /// The dead events that the chosen parked events wait behind, in order; if there are none, the
-/// parked events themselves.
-pub async fn resume(ledger: &dyn Ledger, args: &ChangeArgs) -> hapax::Result<Vec<(Intervention, Target)>> {
-    let mut steps = Vec::new();
-    for parked in lowest(ledger, args).await? {
+/// parked events themselves. Such a dead event may be named itself, as a preview does.
+pub async fn resume(ledger: &dyn Ledger, args: &ChangeArgs) -> hapax::Result<Vec<Wanted>> {
+    let Chosen { lowest, others, mut wanted } = chosen(ledger, args, Intervention::Retry).await?;
+    for entry in others {
+        let target = Target::of(&entry);
+        wanted.push(match (entry.state, &entry.order) {
+            (State::Dead, Some(_)) => Wanted::new(Intervention::Redrive, target),
+            (_, None) => Wanted::new(Intervention::Retry, target),
+            (state, Some(_)) => {
+                let expected = "a parked event, or a dead one that others wait behind".to_owned();
+                let error = Error::Conflict { expected, actual: state.to_string() };
+                Wanted::refused(Intervention::Retry, target, error)
+            }
+        });
+    }
+    for parked in lowest {
         let mut heads = dead_heads(ledger, &parked).await?;
         heads.sort_by_key(|head| head.order.as_ref().map(|(_, seq)| *seq));
         if heads.is_empty() && parked.order.is_some() {
-            return Err(hapax::Error::Conflict {
+            let error = Error::Conflict {
                 expected: format!("a dead event that {} waits for", parked.identity),
                 actual:
                     "none: one before it never came; publish that, or go on without it (`hapax parked skip`)"
                         .into(),
-            });
+            };
+            wanted.push(Wanted::refused(Intervention::Retry, Target::of(&parked), error));
         } else if heads.is_empty() {
-            steps.push((Intervention::Retry, Target::of(&parked)));
+            wanted.push(Wanted::new(Intervention::Retry, Target::of(&parked)));
         } else {
-            steps.extend(heads.iter().map(|head| (Intervention::Redrive, Target::of(head))));
+            let is_new = |head: &&Entry| !wanted.iter().any(|wanted| wanted.target == Target::of(head));
+            let heads: Vec<_> = heads.iter().filter(is_new).map(Target::of).collect();
+            wanted.extend(heads.into_iter().map(|head| Wanted::new(Intervention::Redrive, head)));
         }
     }
-    Ok(steps)
+    Ok(wanted)
 }
 
 /// Lets the aggregates of the chosen parked events go on; one event of an aggregate moves all of it.
-pub async fn skip(ledger: &dyn Ledger, args: &ChangeArgs) -> hapax::Result<Vec<(Intervention, Target)>> {
-    let lowest = lowest(ledger, args).await?;
-    Ok(lowest.iter().map(|entry| (Intervention::Skip, Target::of(entry))).collect())
+pub async fn skip(ledger: &dyn Ledger, args: &ChangeArgs) -> hapax::Result<Vec<Wanted>> {
+    let Chosen { lowest, others, mut wanted } = chosen(ledger, args, Intervention::Skip).await?;
+    let entries = others.iter().chain(&lowest);
+    wanted.extend(entries.map(|entry| Wanted::new(Intervention::Skip, Target::of(entry))));
+    Ok(wanted)
 }
 
 /// Identifies a sequence of events that wait for each other: those of an aggregate, or a single
 /// event without one.
 type Line = (Option<Tenant>, Scope, Option<Aggregate>, Option<Identity>);
 
-/// The first of the chosen parked events of each aggregate, and all those without an aggregate; of more than
-/// the limit the first in the order of [`Line`].
-async fn lowest(ledger: &dyn Ledger, args: &ChangeArgs) -> hapax::Result<Vec<Entry>> {
+/// The chosen parked events.
+struct Chosen {
+    /// The first of each aggregate, and all those without an aggregate; of more than the limit the first in the
+    /// order of [`Line`].
+    lowest: Vec<Entry>,
+    /// Those that are named and not parked, by aggregate and seq.
+    others: Vec<Entry>,
+    /// Those that are named and not there.
+    wanted: Vec<Wanted>,
+}
+
+async fn chosen(ledger: &dyn Ledger, args: &ChangeArgs, what: Intervention) -> hapax::Result<Chosen> {
     let (mut first, most) = (BTreeMap::<Line, Entry>::new(), args.limit.unwrap_or(usize::MAX));
+    let (mut others, mut wanted) = (Vec::new(), Vec::new());
     let seq = |entry: &Entry| entry.order.as_ref().map(|(_, seq)| *seq);
     let mut look = |entry: Entry| {
         let Identity { tenant, scope, .. } = entry.identity.clone();
@@ -189,12 +212,19 @@ async fn lowest(ledger: &dyn Ledger, args: &ChangeArgs) -> hapax::Result<Vec<Ent
     if args.all {
         each_entry(ledger, &[State::Parked], &args.which, look).await?;
     } else {
-        for Target { identity, time } in targets(ledger, &[State::Parked], args).await? {
-            let entry = ledger.get(&identity, time).await?;
-            look(entry.ok_or_else(|| hapax::Error::NotFound(format!("no entry for {identity}")))?);
+        for target in targets(ledger, &[State::Parked], args).await? {
+            match ledger.get(&target.identity, target.time).await? {
+                Some(entry) if entry.state == State::Parked => look(entry),
+                Some(entry) => others.push(entry),
+                None => {
+                    let error = Error::NotFound(format!("no entry for {}", target.identity));
+                    wanted.push(Wanted::refused(what, target, error));
+                }
+            }
         }
     }
-    Ok(first.into_values().collect())
+    others.sort_by(|a, b| a.order.cmp(&b.order));
+    Ok(Chosen { lowest: first.into_values().collect(), others, wanted })
 }
 
 async fn dead_heads(ledger: &dyn Ledger, parked: &Entry) -> hapax::Result<Vec<Entry>> {
@@ -265,7 +295,7 @@ mod tests {
         };
         let steps = skip(&ledger, &args).await.unwrap();
         assert_eq!(steps.len(), 1);
-        assert_eq!(steps[0].1.identity.id.as_str(), "zz");
+        assert_eq!(steps[0].target.identity.id.as_str(), "zz");
         // Whatever is chosen one by one comes in the same order.
         let first = targets(&ledger, &[State::Parked], &args).await.unwrap();
         assert_eq!(first[0].identity.id.as_str(), "zz");

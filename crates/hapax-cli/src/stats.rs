@@ -26,6 +26,9 @@ pub struct StatsArgs {
     /// Only this tenant
     #[arg(long)]
     tenant: Option<Tenant>,
+    /// Only those of no tenant
+    #[arg(long, conflicts_with = "tenant")]
+    no_tenant: bool,
     /// Only this scope
     #[arg(long)]
     scope: Option<Scope>,
@@ -36,9 +39,10 @@ impl StatsArgs {
         match of {
             Some((tenant, scope)) => {
                 self.tenant.as_ref().is_none_or(|wanted| tenant.as_ref() == Some(wanted))
+                    && !(self.no_tenant && tenant.is_some())
                     && self.scope.as_ref().is_none_or(|wanted| wanted == scope)
             }
-            None => self.tenant.is_none() && self.scope.is_none(),
+            None => self.tenant.is_none() && !self.no_tenant && self.scope.is_none(),
         }
     }
 }

@@ -212,7 +212,8 @@ class ChangeBody(_ChangeBody, total=False):
     """Say what would happen, change nothing."""
     how: Union[ReleaseHow, None]
     ids: list[str]
-    """The events; or `all`."""
+    """The events; or `all`. A release that resumes also takes a dead event that others wait behind, as its
+    preview names it."""
     limit: Union[int, None]
     """With `all`: at most this many."""
     out_of_order: bool
@@ -835,10 +836,14 @@ class MetaBody(_MetaBody, total=False):
 
 
 class _OverviewAnswer(TypedDict):
+    age_s: float
+    """How long ago that was, in seconds. A ledger that takes long to count is counted less often."""
     now: str
     """The ledger's clock when the ledger was counted."""
     scopes: list[ScopeAnswer]
     """Entries by scope."""
+    took_s: float
+    """How long counting took, in seconds."""
 
 
 class OverviewAnswer(_OverviewAnswer, total=False):
@@ -964,6 +969,8 @@ class PreviewedEvent(_PreviewedEvent, total=False):
     """Why it is dead."""
     seq: Union[int, None]
     """Its number in it."""
+    time: Union[str, None]
+    """A time of its week (RFC 3339), where the ledger's identity includes the time."""
 
 
 class ProblemBody(TypedDict):
@@ -1109,6 +1116,8 @@ ReleaseHow = Literal["resume", "skip"]
 
 
 class _RetentionAnswer(TypedDict):
+    age_s: float
+    """How long ago the entries were counted, in seconds."""
     audit_retention_s: int
     """How long audit rows are kept, in seconds (serve.audit_retention_days)."""
     dropped: list[DroppedWeek]

@@ -8,6 +8,8 @@ use serde_json::Value;
 
 use super::mask::masked;
 
+/// The fact that comes from outside.
+const REASON: &str = "reason";
 /// A pause between two steps that is worth a line.
 const GAP_MIN: Duration = Duration::from_secs(60);
 
@@ -95,10 +97,15 @@ impl Step {
         Step { event: Some(id.to_string()), seq, ..self }
     }
 
-    /// Adds a fact, if there is one.
+    /// Adds a fact, if there is one. A reason is what a handler or an operator wrote: secrets in it are masked, for
+    /// everybody who is shown it.
     #[must_use]
     pub fn fact(mut self, name: &'static str, value: Option<impl Into<Value>>) -> Self {
-        self.facts.extend(value.map(|value| (name, value.into())));
+        let value = value.map(|value| match (name, value.into()) {
+            (REASON, Value::String(text)) => Value::String(masked(&text)),
+            (_, value) => value,
+        });
+        self.facts.extend(value.map(|value| (name, value)));
         self
     }
 
@@ -181,15 +188,10 @@ impl Explanation {
         event.chain(step.facts.iter().map(|(name, value)| (name.replace('_', " "), text(value)))).collect()
     }
 
-    /// Masks secrets in reasons, which come from outside; or leaves the reasons out.
-    pub fn hide_secrets(&mut self, keep_reasons: bool) {
+    /// Leaves out the reasons, which come from outside.
+    pub fn leave_out_reasons(&mut self) {
         for step in &mut self.steps {
-            step.facts.retain(|(name, _)| keep_reasons || *name != "reason");
-            for (name, value) in &mut step.facts {
-                if let ("reason", Value::String(text)) = (*name, &mut *value) {
-                    *text = masked(text);
-                }
-            }
+            step.facts.retain(|(name, _)| *name != REASON);
         }
     }
 
@@ -277,6 +279,12 @@ mod tests {
         ] {
             assert_eq!(pause(Duration::from_secs(seconds)), wanted);
         }
+    }
+
+    #[test]
+    fn a_reason_has_no_secret_from_the_start() {
+        let step = Step::new(Layer::Ledger, "died").fact("reason", Some("x-api-key: s3cret"));
+        assert_eq!(step.facts, [("reason", Value::from("x-api-key: ***"))]);
     }
 
     #[test]

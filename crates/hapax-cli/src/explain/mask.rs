@@ -3,19 +3,41 @@
 /// What stands instead of a secret.
 const HIDDEN: &str = "***";
 /// Names whose value is a secret, in lower case.
-const NAMES: [&str; 9] =
-    ["password", "passwd", "pwd", "secret", "token", "api_key", "apikey", "access_key", "authorization"];
+const NAMES: [&str; 14] = [
+    "password",
+    "passwd",
+    "pwd",
+    "secret",
+    "token",
+    "api_key",
+    "api-key",
+    "apikey",
+    "access_key",
+    "access-key",
+    "accesskey",
+    "private_key",
+    "private-key",
+    AUTHORIZATION,
+];
+/// Before its value there may be a scheme.
+const AUTHORIZATION: &str = "authorization";
+/// A header whose value goes on to the end of its line: pairs, with spaces between them.
+const COOKIE: &str = "cookie";
 /// Words before a secret, in lower case.
 const SCHEMES: [&str; 2] = ["bearer ", "basic "];
 
-/// A text without the passwords of URLs, the values of names like `password`, and bearer tokens.
+/// A text without the passwords of URLs, the values of names like `password` and `x-api-key`, cookies, and bearer
+/// tokens.
 pub fn masked(text: &str) -> String {
     let lower = text.to_ascii_lowercase(); // as long as the text, byte for byte
     let mut spans = Vec::new();
     spans.extend(lower.match_indices("://").filter_map(|(at, _)| password(text, at + 3)));
     for name in NAMES {
-        spans.extend(lower.match_indices(name).filter_map(|(at, _)| value(text, at + name.len())));
+        let end: fn(&str, usize) -> usize = if name == AUTHORIZATION { end_of_credentials } else { end };
+        spans.extend(lower.match_indices(name).filter_map(|(at, _)| value(text, at + name.len(), end)));
     }
+    let cookies = lower.match_indices(COOKIE);
+    spans.extend(cookies.filter_map(|(at, _)| value(text, at + COOKIE.len(), end_of_line)));
     for scheme in SCHEMES {
         spans.extend(lower.match_indices(scheme).map(|(at, _)| {
             let from = at + scheme.len();
@@ -45,6 +67,18 @@ fn end(text: &str, from: usize) -> usize {
     from + rest.find(stops).unwrap_or(rest.len())
 }
 
+/// Where a scheme and what follows it end, or a word.
+fn end_of_credentials(text: &str, from: usize) -> usize {
+    let rest = text.get(from..).unwrap_or_default().to_ascii_lowercase();
+    let scheme = SCHEMES.iter().find(|scheme| rest.starts_with(**scheme));
+    end(text, from + scheme.map_or(0, |scheme| scheme.len()))
+}
+
+fn end_of_line(text: &str, from: usize) -> usize {
+    let rest = text.get(from..).unwrap_or_default();
+    from + rest.find(['\r', '\n', '"', '\'']).unwrap_or(rest.len())
+}
+
 /// The password of a URL whose authority begins here.
 fn password(text: &str, from: usize) -> Option<(usize, usize)> {
     let to = from
@@ -56,8 +90,8 @@ fn password(text: &str, from: usize) -> Option<(usize, usize)> {
     Some((from + colon + 1, from + user_info.len()))
 }
 
-/// The value of a name that ends here: after `=` or `:`, in quotes or as a word. Behind `authorization` it may be two words.
-fn value(text: &str, from: usize) -> Option<(usize, usize)> {
+/// The value of a name that ends here: after `=` or `:`, in quotes or up to an `end`.
+fn value(text: &str, from: usize, end: fn(&str, usize) -> usize) -> Option<(usize, usize)> {
     let rest = text[from..].trim_start_matches(['"', '\'', '\\']).trim_start();
     let rest = rest.strip_prefix(['=', ':'])?.trim_start();
     let rest = rest.trim_start_matches('\\');
@@ -85,7 +119,14 @@ mod tests {
             ("host=db password=s3cret user=me", "host=db password=*** user=me"),
             (r#"{"password": "s3 cret", "n": 1}"#, r#"{"password": "***", "n": 1}"#),
             (r#"{\"api_key\":\"s3cret\"}"#, r#"{\"api_key\":\"***"}"#),
-            ("401: Authorization: Bearer abc.def-1, again", "401: Authorization: *** ***, again"),
+            ("401: Authorization: Bearer abc.def-1, again", "401: Authorization: ***, again"),
+            ("x-api-key: s3cret, again", "x-api-key: ***, again"),
+            ("X-Api-Key=s3cret&n=1", "X-Api-Key=***&n=1"),
+            ("Set-Cookie: sid=s3cret; Path=/\nnext", "Set-Cookie: ***\nnext"),
+            ("cookie: a=s3cret; b=s3cret", "cookie: ***"),
+            (r#"{"cookie": "a=s3cret; b=c", "n": 1}"#, r#"{"cookie": "***", "n": 1}"#),
+            ("proxy-authorization: Basic s3cret==", "proxy-authorization: ***"),
+            ("{'authorization': 's3cret'}", "{'authorization': '***'}"),
             ("sent BEARER s3cret", "sent BEARER ***"),
             ("ü token=é; ü", "ü token=***; ü"),
             ("a token was missing", "a token was missing"),

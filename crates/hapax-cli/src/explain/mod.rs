@@ -15,6 +15,8 @@ mod skips;
 pub mod stores;
 mod text;
 
+pub use mask::masked;
+
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -90,7 +92,9 @@ pub async fn run(global: &Global, args: &ExplainArgs) -> Result<u8, Failure> {
         SubjectArgs { aggregate: Some(of), .. } => gather::aggregate(&mut stores, tenant, of).await?,
         SubjectArgs { .. } => return Err(Failure::config("name an event, a --key or an --aggregate")),
     };
-    explanation.hide_secrets(file.is_none() || args.reasons);
+    if file.is_some() && !args.reasons {
+        explanation.leave_out_reasons();
+    }
     let is_away = explanation.stores.iter().any(|answer| answer.unreachable);
     match file {
         Some(file) => {

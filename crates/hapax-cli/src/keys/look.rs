@@ -18,6 +18,9 @@ pub struct ListArgs {
     /// Only this tenant's
     #[arg(long)]
     tenant: Option<Tenant>,
+    /// Only those of no tenant
+    #[arg(long, conflicts_with = "tenant")]
+    no_tenant: bool,
     /// Only keys that have no answer
     #[arg(long)]
     open: bool,
@@ -87,7 +90,7 @@ fn decoded(text: &str) -> Option<String> {
 pub async fn list(global: &Global, keys: &dyn Keys, args: &ListArgs) -> Result<u8, Failure> {
     let limit = usize::from(args.limit);
     let which = ListKeys {
-        tenant: args.tenant.clone().map(Some),
+        tenant: (args.no_tenant || args.tenant.is_some()).then(|| args.tenant.clone()),
         open_only: args.open,
         after: args.after.clone().map(|Cursor(tenant, key)| (tenant, key)),
         limit,

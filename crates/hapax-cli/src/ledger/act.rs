@@ -139,6 +139,25 @@ impl Target {
     }
 }
 
+/// What is wanted of an entry.
+#[derive(Debug)]
+pub struct Wanted {
+    pub what: Intervention,
+    pub target: Target,
+    /// Why the ledger need not be asked: it cannot be done.
+    pub refused: Option<Error>,
+}
+
+impl Wanted {
+    pub fn new(what: Intervention, target: Target) -> Self {
+        Wanted { what, target, refused: None }
+    }
+
+    pub fn refused(what: Intervention, target: Target, error: Error) -> Self {
+        Wanted { what, target, refused: Some(error) }
+    }
+}
+
 impl ChangeArgs {
     /// Refuses flags that name no entries, or all of them.
     pub fn check(&self) -> Result<(), Failure> {
@@ -161,7 +180,7 @@ pub async fn act(
     args.change.check()?;
     let states = if args.state.is_empty() { states(what) } else { args.state.clone() };
     let targets = targets(ledger, &states, &args.change).await?;
-    let steps = targets.into_iter().map(|target| (what, target)).collect();
+    let steps = targets.into_iter().map(|target| Wanted::new(what, target)).collect();
     carry_out(global, ledger, steps, &args.change, false).await
 }
 
@@ -170,7 +189,7 @@ pub async fn act(
 pub async fn carry_out(
     global: &Global,
     ledger: &dyn Ledger,
-    steps: Vec<(Intervention, Target)>,
+    mut steps: Vec<Wanted>,
     args: &ChangeArgs,
     out_of_order: bool,
 ) -> Result<u8, Failure> {
@@ -189,8 +208,12 @@ pub async fn carry_out(
         token,
     };
     let mut plan = Vec::new();
-    for (what, target) in &steps {
-        let step = match intervene(ledger, request(*what, target, None)).await {
+    for Wanted { what, target, refused } in &mut steps {
+        let answer = match refused.take() {
+            Some(error) => Err(error),
+            None => intervene(ledger, request(*what, target, None)).await,
+        };
+        let step = match answer {
             Ok(step) => Step::Changes(step.0, Box::new(step.1)),
             // Of those that match, some may stay. One that is named and cannot be changed is a mistake, which
             // changes nothing at all.
@@ -214,7 +237,7 @@ pub async fn carry_out(
     }
     let line = std::io::stderr().is_terminal() && !global.json && steps.len() > 100;
     let mut done = Vec::new();
-    for (step, (_, target)) in plan.into_iter().zip(&steps) {
+    for (step, Wanted { target, .. }) in plan.into_iter().zip(&steps) {
         done.push(match step {
             Step::Changes(what, previewed) => {
                 let token = previewed.before.token;

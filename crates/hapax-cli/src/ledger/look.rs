@@ -28,9 +28,9 @@ pub struct WhichArgs {
     /// Only this tenant
     #[arg(long)]
     pub tenant: Option<Tenant>,
-    /// Whether no tenant means the default tenant, and not all of them
-    #[arg(skip)]
-    pub one_tenant: bool,
+    /// Only those of no tenant; without it and --tenant those of all
+    #[arg(long, conflicts_with = "tenant")]
+    pub no_tenant: bool,
     /// Only this aggregate
     #[arg(long)]
     pub aggregate: Option<Aggregate>,
@@ -71,7 +71,7 @@ impl WhichArgs {
             _ => ledger.now().await?,
         };
         Ok(Filter {
-            tenant: if self.one_tenant { Some(self.tenant.clone()) } else { self.tenant.clone().map(Some) },
+            tenant: (self.no_tenant || self.tenant.is_some()).then(|| self.tenant.clone()),
             scope: self.scope.clone(),
             scopes: None,
             id: None,

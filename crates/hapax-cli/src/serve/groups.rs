@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use axum::extract::State;
 use hapax::access::Scopes;
-use hapax::ledger::{Entry, Filter, Identity, Intervene, Intervention, State as Is};
+use hapax::ledger::{Entry, Filter, Identity, IdentityRule, Intervene, Intervention, State as Is};
 use hapax::problem::Problem;
 use hapax::{Aggregate, Error, Scope, Tenant};
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,8 @@ use utoipa_axum::routes;
 use super::app::{App, Shared};
 use super::auth::{Caller, Operator};
 use super::extract::{Json, PAGE_MAX, Params, limit};
-use crate::ledger::act::{ChangeArgs, Target, intervene, outcome, stays};
+use crate::explain::masked;
+use crate::ledger::act::{ChangeArgs, Target, Wanted, intervene, outcome, stays};
 use crate::ledger::look::WhichArgs;
 use crate::letters;
 
@@ -140,7 +141,7 @@ fn group((tenant, scope, pattern): (Option<Tenant>, Scope, String), mut of: Vec<
         tenant: tenant.map(|tenant| tenant.to_string()),
         scope: scope.to_string(),
         pattern,
-        reason: of.first().and_then(|entry| entry.reason.as_deref()).unwrap_or_default().to_owned(),
+        reason: of.first().and_then(|entry| entry.reason.as_deref()).map(masked).unwrap_or_default(),
         count: of.len() as u64,
         first_at: at(of.last()),
         last_at: at(of.first()),
@@ -148,12 +149,12 @@ fn group((tenant, scope, pattern): (Option<Tenant>, Scope, String), mut of: Vec<
     }
 }
 
-/// A reason without what differs from event to event: words with digits become `#`, but not numbers of up to
-/// three digits, such as the status of an answer.
+/// A reason without secrets, and without what differs from event to event: words with digits become `#`, but not
+/// numbers of up to three digits, such as the status of an answer.
 fn pattern(reason: Option<&str>) -> String {
-    let reason = reason.unwrap_or("no reason was given");
+    let reason = masked(reason.unwrap_or("no reason was given"));
     let is_word = |c: char| c.is_alphanumeric() || c == '-' || c == '_';
-    let (mut pattern, mut rest) = (String::new(), reason);
+    let (mut pattern, mut rest) = (String::new(), reason.as_str());
     while let Some(first) = rest.chars().next() {
         let end = rest.find(|c| is_word(c) != is_word(first)).unwrap_or(rest.len());
         let (part, after) = rest.split_at(end);
@@ -217,6 +218,8 @@ pub struct PreviewedEvent {
     aggregate: Option<String>,
     /// Its number in it.
     seq: Option<u64>,
+    /// A time of its week (RFC 3339), where the ledger's identity includes the time.
+    time: Option<String>,
     /// Its token. Send it with the request: an event that has changed since is left as it is.
     token: i64,
     /// Why it is dead.
@@ -240,13 +243,13 @@ pub struct PreviewAnswer {
 
 /// What a redrive, a drop, a resume or a skip would do to each event; changes nothing
 ///
-/// The ledger decides as it would, event by event. Send the ids and their tokens with the request that follows: what
-/// arrives later, or has changed since, is left as it is.
+/// The ledger decides as it would, event by event. Send the ids and their tokens with the request that follows
+/// (`/v1/dead/redrive`, `/v1/dead/drop`, or `/v1/parked/release` for a resume or a skip): what arrives later, or has
+/// changed since, is left as it is. Two entries may have one id, in two weeks: send them in two requests.
 #[utoipa::path(
     post, path = "/v1/dead/preview", tag = "letters", request_body = PreviewBody,
     responses(
         (status = 200, description = "Each event with its outcome", body = PreviewAnswer),
-        (status = 409, description = "A parked event waits for one that never came, so it cannot be resumed: `conflict`"),
     )
 )]
 async fn preview(
@@ -280,7 +283,7 @@ async fn preview(
     found.truncate(limit);
     let mut events = Vec::with_capacity(found.len());
     for entry in found {
-        events.push(previewed(&app, what, entry, body.out_of_order).await?);
+        events.push(previewed(&app, what, entry, None, body.out_of_order).await?);
     }
     Ok(Json(PreviewAnswer { events, more }))
 }
@@ -295,10 +298,11 @@ async fn parked(
     if body.out_of_order || body.pattern.is_some() {
         return Err(Error::invalid("what", "out_of_order and pattern are only for dead letters").into());
     }
+    let tenant = tenant_of(caller, body.tenant.as_deref())?;
     let which = WhichArgs {
         scope: Some(caller.scope(&body.scope)?),
-        tenant: tenant_of(caller, body.tenant.as_deref())?,
-        one_tenant: true,
+        no_tenant: tenant.is_none(),
+        tenant,
         aggregate: body.aggregate.as_deref().map(Aggregate::new).transpose()?,
         ..WhichArgs::default()
     };
@@ -321,10 +325,10 @@ async fn parked(
     let more = steps.len() > limit;
     steps.truncate(limit);
     let mut events = Vec::with_capacity(steps.len());
-    for (what, target) in steps {
+    for Wanted { what, target, refused } in steps {
         // One that is gone by now is not there to be changed.
         if let Some(entry) = app.ledger.get(&target.identity, target.time).await? {
-            events.push(previewed(app, what, entry, false).await?);
+            events.push(previewed(app, what, entry, refused, false).await?);
         }
     }
     Ok(Json(PreviewAnswer { events, more }))
@@ -344,6 +348,7 @@ async fn previewed(
     app: &App,
     what: Intervention,
     entry: Entry,
+    refused: Option<Error>,
     out_of_order: bool,
 ) -> Result<PreviewedEvent, Problem> {
     let request = Intervene {
@@ -356,7 +361,11 @@ async fn previewed(
         token: Some(entry.token),
         dry_run: true,
     };
-    let (changes, outcome) = match intervene(&*app.ledger, request).await {
+    let answer = match refused {
+        Some(error) => Err(error),
+        None => intervene(&*app.ledger, request).await,
+    };
+    let (changes, outcome) = match answer {
         Ok((what, step)) => (true, outcome(what, &step)),
         Err(error) => match stays(&error) {
             Some(why) => (false, format!("stays: {why}")),
@@ -369,8 +378,10 @@ async fn previewed(
         id: entry.identity.id.to_string(),
         aggregate,
         seq,
+        time: (app.ledger.settings().identity == IdentityRule::IdAndTime)
+            .then(|| Target::of(&entry).time.unwrap_or_default().to_string()),
         token: entry.token.0,
-        reason: entry.reason.as_deref().map(str::to_owned),
+        reason: entry.reason.as_deref().map(masked),
         changes,
         runs: changes && matches!(what, Intervention::Redrive | Intervention::Retry),
         outcome,
@@ -392,5 +403,6 @@ mod tests {
         );
         assert_eq!(pattern(None), "no reason was given");
         assert_eq!(pattern(Some("")), "");
+        assert_eq!(pattern(Some("401: Authorization: Bearer s3cret")), "401: Authorization: ***");
     }
 }

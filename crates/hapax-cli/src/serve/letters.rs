@@ -20,7 +20,7 @@ use super::claims::check_batch;
 use super::extract::{Json, PAGE_MAX, Params, limit};
 use super::groups::tenant_of;
 use super::openapi::ProblemBody;
-use crate::ledger::act::{ChangeArgs, Target, intervene};
+use crate::ledger::act::{ChangeArgs, Target, Wanted, intervene};
 use crate::ledger::look::{WhichArgs, entry_json};
 use crate::letters;
 
@@ -182,7 +182,8 @@ pub struct ChangeBody {
     /// Whose data, for those who see all tenants; unset: the caller's.
     #[schema(min_length = 1, max_length = 255)]
     tenant: Option<String>,
-    /// The events; or `all`.
+    /// The events; or `all`. A release that resumes also takes a dead event that others wait behind, as its preview
+    /// names it.
     #[serde(default)]
     ids: Vec<String>,
     /// With `ids`: the token that each entry had when it was looked at (`POST /v1/dead/preview`). Then each
@@ -355,15 +356,24 @@ fn args(app: &App, caller: &Caller, body: &ChangeBody) -> Result<ChangeArgs, Pro
     if body.all && !body.tokens.is_empty() {
         return invalid("tokens", "they are only for ids");
     }
+    let is_repeated = |(at, id): &(usize, &String)| body.ids[..*at].contains(id);
+    if let Some((_, id)) = body.ids.iter().enumerate().find(is_repeated).filter(|_| !body.tokens.is_empty()) {
+        // Of two entries with one id (in two weeks) each has a token of its own.
+        return invalid(
+            "ids",
+            &format!("{id:?} is there twice: send the other entry in a request of its own"),
+        );
+    }
     let unfixed = |id: &&String| !body.tokens.is_empty() && !body.tokens.contains_key(*id);
     if let Some(id) = body.ids.iter().find(unfixed) {
         return invalid("tokens", &format!("they have none for {id:?}"));
     }
     let scope: Scope = caller.scope(&body.scope)?;
+    let tenant = tenant_of(caller, body.tenant.as_deref())?;
     let which = WhichArgs {
         scope: Some(scope),
-        tenant: tenant_of(caller, body.tenant.as_deref())?,
-        one_tenant: true,
+        no_tenant: tenant.is_none(),
+        tenant,
         aggregate: body.aggregate.as_deref().map(Aggregate::new).transpose()?,
         topic: body.topic.as_deref().map(Topic::new).transpose()?,
         ..WhichArgs::default()
@@ -388,7 +398,7 @@ fn args(app: &App, caller: &Caller, body: &ChangeBody) -> Result<ChangeArgs, Pro
 async fn carry_out(
     app: &App,
     caller: &Caller,
-    mut steps: Vec<(Intervention, Target)>,
+    mut steps: Vec<Wanted>,
     args: &ChangeArgs,
     body: &ChangeBody,
 ) -> Result<Json<ChangedAnswer>, Problem> {
@@ -410,12 +420,15 @@ async fn carry_out(
         |target: &Target| body.tokens.get(target.identity.id.as_str().as_ref()).copied().map(Token);
     let mut entries = Vec::with_capacity(steps.len());
     let mut runs = Vec::with_capacity(steps.len());
-    for (what, target) in &steps {
-        let step = intervene(&*app.ledger, request(*what, target, looked_at(target), true)).await;
+    for Wanted { what, target, refused } in &mut steps {
+        let step = match refused.take() {
+            Some(error) => Err(error),
+            None => intervene(&*app.ledger, request(*what, target, looked_at(target), true)).await,
+        };
         match (step.map_err(|error| Problem::of(&error)), body.tokens.is_empty()) {
             (Ok(step), _) => {
                 entries.push(changed(&step));
-                runs.push((what, target, step.1.before.token));
+                runs.push((*what, &*target, step.1.before.token));
             }
             (Err(problem), true) => return Err(problem),
             (Err(problem), false) => entries.push(unchanged(*what, &target.identity, &problem)),
@@ -428,14 +441,14 @@ async fn carry_out(
             let action = format!("ledger.{}", what.name());
             let step = match audit(app, caller, &action, &identity.to_string(), &args.reason).await {
                 Ok(()) => {
-                    let step = intervene(&*app.ledger, request(*what, target, Some(token), false)).await;
+                    let step = intervene(&*app.ledger, request(what, target, Some(token), false)).await;
                     step.map_err(|error| Problem::of(&error))
                 }
                 Err(problem) => Err(problem),
             };
             entries.push(match step {
                 Ok(step) => changed(&step),
-                Err(problem) => unchanged(*what, identity, &problem),
+                Err(problem) => unchanged(what, identity, &problem),
             });
         }
     }

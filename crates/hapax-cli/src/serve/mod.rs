@@ -36,6 +36,7 @@ mod openapi;
 mod overview;
 mod page;
 mod pulses;
+mod recent;
 mod records;
 mod retention;
 mod routes;

@@ -1,6 +1,6 @@
 //! The path of an event in numbers, at once and live (server-sent events).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::State;
-use axum::http::HeaderValue;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::http::{HeaderValue, StatusCode};
 use axum::response::Response;
 use hapax::analytics::{STALE_AFTER, Uuid};
 use hapax::bus::{Bus, Partition};
@@ -20,7 +20,8 @@ use hapax::records::tenant_id;
 use hapax::{Scope, Topic};
 use hyper::body::Frame;
 use serde::{Deserialize, Serialize};
-use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc};
+use serde_json::json;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::Instant;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -32,17 +33,16 @@ use super::beside::Watched;
 use super::counters;
 use super::extract::{Json, Params, limit};
 use super::listen::overloaded;
+use super::recent::{Count, Latest, PERIOD, Recent};
 use super::stats::{JournalStats, RelayStats};
 use crate::stats::sums;
 
-/// How often the numbers are sent.
-const PERIOD: Duration = Duration::from_secs(2);
+/// How long an answer waits for numbers that are being counted.
+const PATIENCE: Duration = PERIOD;
 /// For how many seconds one answer sends them. Who listens asks again, and is authenticated again.
 const STREAM_S_MAX: usize = 60;
 /// How many may listen at once.
 const LISTENERS_MAX: usize = 32;
-/// Counting may take at most this part of the time.
-const COUNTING_PART: u32 = 10;
 /// How many keys without an answer are counted.
 const KEYS_MAX: usize = 1000;
 /// How many days of prevented repeats are shown, today included.
@@ -55,20 +55,15 @@ pub fn routes() -> OpenApiRouter<Shared> {
     OpenApiRouter::new().routes(routes!(overview)).routes(routes!(live))
 }
 
-/// What was counted lately. Counting reads every entry, so that all who look share it, and a ledger that takes
-/// long is counted less often.
+/// What all callers share. Counting the ledger may read every entry.
 #[derive(Default)]
-pub struct Counted(Mutex<Option<Count>>);
-
-struct Count {
-    at: Instant,
-    took: Duration,
-    seen: Arc<Seen>,
+pub struct Counted {
+    ledger: Recent<Stat>,
+    around: Recent<Around>,
 }
 
-/// What all callers share.
-struct Seen {
-    ledger: Stat,
+/// What is counted quickly.
+struct Around {
     /// None if the ledger keeps no counts.
     prevented: Option<(i32, Vec<Prevented>)>,
     journal: hapax::journal::JournalStat,
@@ -76,32 +71,53 @@ struct Seen {
 }
 
 impl Counted {
-    async fn get(&self, app: &App) -> hapax::Result<Arc<Seen>> {
-        // Others wait for the answer to the first.
-        let mut last = self.0.lock().await;
-        if let Some(count) = &*last
-            && count.at.elapsed() < PERIOD.max(count.took * COUNTING_PART).mul_f64(0.9)
-        {
-            return Ok(Arc::clone(&count.seen));
-        }
-        let began = Instant::now();
-        let (ledger, journal) = tokio::try_join!(app.ledger.stat(), app.journal.stat())?;
-        let lag = tokio::time::timeout(BUS, lag(app, &ledger)).await.unwrap_or_default();
-        let since = day_of(ledger.now) - PREVENTED_DAYS + 1;
-        let prevented = match app.ledger.prevented(since).await {
-            Ok(days) => Some((since, days.prevented)),
-            Err(hapax::Error::Unsupported(_)) => None,
-            Err(error) => return Err(error),
+    /// The ledger's numbers, as they were counted lately.
+    async fn latest(&self, app: &Shared) -> Result<Latest<Stat>, Problem> {
+        let count = || {
+            let ledger = Arc::clone(&app.ledger);
+            async move { ledger.stat().await }
         };
-        let seen = Arc::new(Seen { ledger, prevented, journal, lag });
-        *last = Some(Count { at: Instant::now(), took: began.elapsed(), seen: Arc::clone(&seen) });
-        Ok(seen)
+        let latest = self.ledger.get(PATIENCE, &app.stopping, count).await;
+        latest.map_err(|error| Problem::of(&error))
     }
 
-    /// The ledger's numbers, as they were counted lately.
-    pub async fn ledger(&self, app: &App) -> hapax::Result<Stat> {
-        Ok(self.get(app).await?.ledger.clone())
+    /// The ledger's numbers; a problem while they are counted for the first time.
+    pub async fn ledger(&self, app: &Shared) -> Result<Arc<Count<Stat>>, Problem> {
+        match self.latest(app).await? {
+            Latest::Counted(count) => Ok(count),
+            Latest::Counting(time) => Err(counting(time)),
+        }
     }
+
+    async fn around(&self, app: &Shared, ledger: &Count<Stat>) -> Result<Latest<Around>, Problem> {
+        let scopes = ledger.value.counts.iter().map(|(_, scope, ..)| scope.clone()).collect();
+        let today = day_of(ledger.value.now.plus(ledger.age()));
+        let count = || around(Arc::clone(app), scopes, today);
+        self.around.get(PATIENCE, &app.stopping, count).await.map_err(|error| Problem::of(&error))
+    }
+}
+
+async fn around(app: Shared, scopes: BTreeSet<Scope>, today: i32) -> hapax::Result<Around> {
+    let journal = app.journal.stat().await?;
+    let lag = tokio::time::timeout(BUS, lag(&app, scopes)).await.unwrap_or_default();
+    let since = today - PREVENTED_DAYS + 1;
+    let prevented = match app.ledger.prevented(since).await {
+        Ok(days) => Some((since, days.prevented)),
+        Err(hapax::Error::Unsupported(_)) => None,
+        Err(error) => return Err(error),
+    };
+    Ok(Around { prevented, journal, lag })
+}
+
+/// The numbers are not there yet.
+fn counting(time: Duration) -> Problem {
+    let detail = format!(
+        "the entries of the ledger are being counted for the first time since the server started, for {} s so far; ask \
+         again",
+        time.as_secs()
+    );
+    let title = "The numbers are being counted";
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", title, detail).retry()
 }
 
 /// Who may listen.
@@ -188,6 +204,10 @@ pub struct PreventedOverview {
 pub struct OverviewAnswer {
     /// The ledger's clock when the ledger was counted.
     now: String,
+    /// How long ago that was, in seconds. A ledger that takes long to count is counted less often.
+    age_s: f64,
+    /// How long counting took, in seconds.
+    took_s: f64,
     /// Entries by scope.
     scopes: Vec<ScopeAnswer>,
     /// Keys of writes; none if they did not answer.
@@ -219,21 +239,41 @@ async fn overview(
     Operator(caller): Operator,
     State(app): State<Shared>,
 ) -> Result<Json<OverviewAnswer>, Problem> {
-    Ok(Json(look(&app, &caller).await?))
+    match look(&app, &caller).await? {
+        Looked::Numbers(answer) => Ok(Json(*answer)),
+        Looked::Counting(time) => Err(counting(time)),
+    }
 }
 
-async fn look(app: &App, caller: &Caller) -> Result<OverviewAnswer, Problem> {
+/// What there is to show.
+enum Looked {
+    Numbers(Box<OverviewAnswer>),
+    /// Nothing yet: the first count is under way, for so long.
+    Counting(Duration),
+}
+
+async fn look(app: &Shared, caller: &Caller) -> Result<Looked, Problem> {
     let whole = caller.needs_all_tenants().is_ok();
-    let seen = app.counted.get(app).await?;
+    let ledger = match app.counted.latest(app).await? {
+        Latest::Counted(count) => count,
+        Latest::Counting(time) => return Ok(Looked::Counting(time)),
+    };
+    let around = match app.counted.around(app, &ledger).await? {
+        Latest::Counted(count) => count,
+        Latest::Counting(time) => return Ok(Looked::Counting(time)),
+    };
+    let (stat, seen) = (&ledger.value, &around.value);
     let (keys, read_model) = tokio::join!(keys(app, caller, whole), read_model(app, caller, whole));
     let bus = app.looked_at().filter(|_| whole).map(|watched| BusOverview {
         bus: watched.bus.capabilities().bus,
         topic: watched.topics.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
         lag: seen.lag.clone(),
     });
-    Ok(OverviewAnswer {
-        now: seen.ledger.now.to_string(),
-        scopes: scopes(&seen.ledger, caller, whole),
+    Ok(Looked::Numbers(Box::new(OverviewAnswer {
+        now: stat.now.to_string(),
+        age_s: ledger.age().as_secs_f64(),
+        took_s: ledger.took.as_secs_f64(),
+        scopes: scopes(stat, caller, whole),
         keys,
         journal: whole.then(|| JournalStats::of(&seen.journal)),
         relay: app.relay.progress().filter(|_| whole).as_ref().map(RelayStats::of),
@@ -242,7 +282,7 @@ async fn look(app: &App, caller: &Caller) -> Result<OverviewAnswer, Problem> {
         read_model,
         prevented: seen.prevented.as_ref().map(|(since, rows)| prevented(*since, rows, caller, whole)),
         counters: whole.then(|| counters::sums(&app.metrics.render(), &app.config.telemetry_prefix)),
-    })
+    })))
 }
 
 fn scopes(stat: &Stat, caller: &Caller, whole: bool) -> Vec<ScopeAnswer> {
@@ -323,12 +363,9 @@ async fn read_model(app: &App, caller: &Caller, whole: bool) -> Option<ReadModel
 }
 
 /// How far the groups of the scopes are behind on the relay's topic; those that never committed are left out.
-async fn lag(app: &App, stat: &Stat) -> Vec<LagAnswer> {
+async fn lag(app: &App, scopes: BTreeSet<Scope>) -> Vec<LagAnswer> {
     let Some(Watched { bus, topics }) = app.looked_at() else { return Vec::new() };
-    let mut scopes: Vec<Scope> = stat.counts.iter().map(|(_, scope, ..)| scope.clone()).collect();
-    scopes.sort_unstable();
-    scopes.dedup();
-    scopes.truncate(GROUPS_MAX);
+    let scopes: Vec<Scope> = scopes.into_iter().take(GROUPS_MAX).collect();
     let mut found = Vec::new();
     for topic in topics {
         let Ok(Some(info)) = bus.topic(&topic).await else { continue };
@@ -374,7 +411,8 @@ pub struct LiveParams {
 /// The same every two seconds, as server-sent events
 ///
 /// Each event is named `overview` and has the answer of `GET /v1/overview`, or it is named `problem` and has a
-/// problem. The answer ends after a minute: ask again.
+/// problem. While the ledger is counted for the first time they are named `counting` and say for how many seconds
+/// (`for_s`). The answer ends after a minute: ask again.
 #[utoipa::path(
     get, path = "/v1/overview/live", tag = "server", params(LiveParams),
     responses((status = 200, description = "The numbers, again and again", body = String, content_type = "text/event-stream"))
@@ -409,8 +447,20 @@ async fn feed(
     let (until, mut stopping) = (Instant::now() + time, app.stopping.clone());
     let sending = async {
         while Instant::now() < until {
-            let (name, json) = match look(&app, &caller).await {
-                Ok(answer) => ("overview", serde_json::to_string(&answer).unwrap_or_default()),
+            // A comment now and then: who listens knows that the server is there, however long a store takes.
+            let mut looking = std::pin::pin!(look(&app, &caller));
+            let looked = loop {
+                match tokio::time::timeout(2 * PERIOD, &mut looking).await {
+                    Ok(looked) => break looked,
+                    Err(_) if send.send(Bytes::from_static(b": wait\n\n")).await.is_err() => return,
+                    Err(_) => {}
+                }
+            };
+            let (name, json) = match looked {
+                Ok(Looked::Numbers(answer)) => {
+                    ("overview", serde_json::to_string(&answer).unwrap_or_default())
+                }
+                Ok(Looked::Counting(time)) => ("counting", json!({"for_s": time.as_secs()}).to_string()),
                 Err(problem) => ("problem", problem.json().to_string()),
             };
             let event = format!("event: {name}\ndata: {json}\n\n");

@@ -71,6 +71,8 @@ pub struct RetentionAnswer {
     sweep_paused_until: Option<String>,
     /// When keys were last swept.
     keys_swept_at: Option<String>,
+    /// How long ago the entries were counted, in seconds.
+    age_s: f64,
     /// When the oldest event of the journal was appended. The journal is never swept by the server.
     journal_oldest_at: Option<String>,
 }
@@ -89,12 +91,10 @@ async fn retention(
     caller.needs_all_tenants()?;
     let config = &app.config;
     let rehearsal = SweepSettings { dry_run: true, ..config.sweep_settings() };
-    let (stat, swept, keys, journal) = tokio::try_join!(
-        app.counted.ledger(&app),
-        app.ledger.sweep(rehearsal),
-        app.kept_keys.info(),
-        app.journal.stat()
-    )?;
+    let counted = app.counted.ledger(&app).await?;
+    let stat = &counted.value;
+    let (swept, keys, journal) =
+        tokio::try_join!(app.ledger.sweep(rehearsal), app.kept_keys.info(), app.journal.stat())?;
     let keeps = config.ledger.retention;
     let removes: BTreeMap<Week, u64> = swept.weeks.iter().copied().collect();
     let sizes: BTreeMap<Week, WeekSize> = stat.week_sizes.iter().map(|size| (size.week, *size)).collect();
@@ -112,6 +112,7 @@ async fn retention(
     dropped.sort_by_key(|(_, at)| std::cmp::Reverse(*at));
     Ok(Json(RetentionAnswer {
         now: stat.now.to_string(),
+        age_s: counted.age().as_secs_f64(),
         ledger_retention_s: keeps.as_secs(),
         key_retention_s: config.keys.retention.as_secs(),
         audit_retention_s: config.serve.audit_retention.as_secs(),

@@ -71,44 +71,52 @@ pub struct ScopeRow {
 pub struct Figures {
     /// The ledger's clock when it was counted.
     pub at: String,
+    /// How many seconds before the answer that was.
+    pub age_s: u64,
     pub stages: Vec<Stage>,
     pub scopes: Vec<ScopeRow>,
 }
 
-/// The last answers.
+/// An answer.
+#[derive(Debug)]
+struct Sample {
+    at: Instant,
+    /// When the server counted the ledger for it. Answers share a count that takes long.
+    counted_at: Instant,
+    data: Value,
+}
+
+/// The last answers, and the last of them with counts of their own.
 #[derive(Debug, Default)]
-pub struct Samples(VecDeque<(Instant, Value)>);
+pub struct Samples {
+    all: VecDeque<Sample>,
+    counts: VecDeque<Sample>,
+}
 
 impl Samples {
     pub fn add(&mut self, at: Instant, data: Value) {
-        self.0.push_back((at, data));
-        if self.0.len() > SAMPLES {
-            self.0.pop_front();
+        let age =
+            Duration::try_from_secs_f64(number(&data, "/age_s").unwrap_or_default()).unwrap_or_default();
+        let counted_at = at.checked_sub(age).unwrap_or(at);
+        let sample = |data| Sample { at, counted_at, data };
+        if self.counts.back().is_none_or(|last| last.data["now"] != data["now"]) {
+            keep(&mut self.counts, sample(data.clone()));
         }
+        keep(&mut self.all, sample(data));
     }
 
     pub fn last(&self) -> Option<&Value> {
-        self.0.back().map(|(_, data)| data)
+        self.all.back().map(|sample| &sample.data)
     }
 
-    /// How fast a number grows, per second; `None` if that cannot be known yet. A server that was started
-    /// again counts from 0.
+    /// How fast a number grows, per second; `None` if that cannot be known yet.
     fn growth(&self, pick: impl Fn(&Value) -> Option<f64>) -> Option<f64> {
-        let (last_at, last) = self.0.back()?;
-        let last = pick(last)?;
-        let (mut first, mut before) = (None, f64::INFINITY);
-        for (at, data) in self.0.iter().rev() {
-            match pick(data) {
-                Some(value) if value <= before => {
-                    before = value;
-                    first = Some((*at, value));
-                }
-                _ => break,
-            }
-        }
-        let (at, value) = first?;
-        let span = last_at.duration_since(at);
-        (span >= SPAN_MIN).then(|| (last - value) / span.as_secs_f64())
+        growth(&self.all, |sample| sample.at, pick)
+    }
+
+    /// The same for what the ledger counts.
+    fn growth_of_count(&self, pick: impl Fn(&Value) -> f64) -> Option<f64> {
+        growth(&self.counts, |sample| sample.counted_at, |data| Some(pick(data)))
     }
 
     /// The rates, for tools.
@@ -118,7 +126,7 @@ impl Samples {
             "appended_per_s": self.growth(|data| number(data, "/journal/events")),
             "published_per_s": self.growth(|data| number(data, "/relay/published")),
             "claims_per_s": self.growth(|data| counted(data, "claims")),
-            "done_per_s": self.growth(|data| Some(in_states(data, &["done", "finished"]))),
+            "done_per_s": self.growth_of_count(|data| in_states(data, &["done", "finished"])),
             "applied_per_s": self.growth(|data| counted(data, "applied")),
         })
     }
@@ -135,7 +143,9 @@ impl Samples {
             self.effects(data),
             self.read_model(data),
         ];
-        Figures { at: clock(text(data, "/now").unwrap_or_default()), stages, scopes: self.scopes(data) }
+        let at = clock(text(data, "/now").unwrap_or_default());
+        let age_s = number(data, "/age_s").unwrap_or_default() as u64;
+        Figures { at, age_s, stages, scopes: self.scopes(data) }
     }
 
     fn keyed_writes(&self, data: &Value) -> Stage {
@@ -221,7 +231,7 @@ impl Samples {
             _ => Level::Fine,
         };
         // What matters most comes first: a narrow terminal shows no more.
-        let now = per_s(self.growth(|data| Some(in_states(data, &["done", "finished"]))));
+        let now = per_s(self.growth_of_count(|data| in_states(data, &["done", "finished"])));
         let mut rows = vec![("dead letters".to_owned(), count(Some(of(&["dead"])))), ("now".to_owned(), now)];
         for (name, states) in [("parked", "parked"), ("retrying", "retry"), ("lost", "lost")] {
             rows.push((name.to_owned(), count(Some(of(&[states])))));
@@ -270,15 +280,11 @@ impl Samples {
                 let name = scope["scope"].as_str().unwrap_or_default();
                 let tenant = scope["tenant"].as_str();
                 let counts = COLUMNS.map(|(_, states)| states_of(scope, states) as u64);
-                let growth = self.growth(|data| {
+                let growth = self.growth_of_count(|data| {
                     let same = |other: &&Value| {
                         other["scope"] == scope["scope"] && other["tenant"] == scope["tenant"]
                     };
-                    Some(
-                        scopes_of(data)
-                            .find(same)
-                            .map_or(0.0, |scope| states_of(scope, &["done", "finished"])),
-                    )
+                    scopes_of(data).find(same).map_or(0.0, |scope| states_of(scope, &["done", "finished"]))
                 });
                 ScopeRow {
                     name: tenant.map_or_else(|| escaped(name), |tenant| escaped(&format!("{tenant}/{name}"))),
@@ -288,6 +294,36 @@ impl Samples {
             })
             .collect()
     }
+}
+
+fn keep(samples: &mut VecDeque<Sample>, sample: Sample) {
+    samples.push_back(sample);
+    if samples.len() > SAMPLES {
+        samples.pop_front();
+    }
+}
+
+/// How fast a number grows over samples. A server that was started again counts from 0.
+fn growth(
+    samples: &VecDeque<Sample>,
+    at: impl Fn(&Sample) -> Instant,
+    pick: impl Fn(&Value) -> Option<f64>,
+) -> Option<f64> {
+    let last = samples.back()?;
+    let last_value = pick(&last.data)?;
+    let (mut first, mut before) = (None, f64::INFINITY);
+    for sample in samples.iter().rev() {
+        match pick(&sample.data) {
+            Some(value) if value <= before => {
+                before = value;
+                first = Some((at(sample), value));
+            }
+            _ => break,
+        }
+    }
+    let (began, value) = first?;
+    let span = at(last).saturating_duration_since(began);
+    (span >= SPAN_MIN).then(|| (last_value - value) / span.as_secs_f64())
 }
 
 fn bus(data: &Value) -> Stage {
@@ -368,7 +404,8 @@ pub mod tests {
     /// An answer in which every name from outside is hostile.
     pub fn answer(done: u64, scope: &str) -> Value {
         json!({
-            "now": "2026-11-18T05:20:14.123456Z",
+            "now": format!("2026-11-18T05:20:14.{done:06}Z"),
+            "age_s": 0.01,
             "scopes": [
                 {"tenant": null, "scope": scope, "states": {"done": done, "dead": 2, "leased": 1}, "held": 3},
                 {"tenant": "acme", "scope": "billing", "states": {"done": 5}, "held": 0},
@@ -410,6 +447,24 @@ pub mod tests {
         // A server that was started again counts from 0.
         samples.add(began + Duration::from_secs(4), answer(10, "mailer"));
         assert_eq!(samples.figures().stages[4].figure, "–");
+    }
+
+    /// T421: a ledger that takes long to count has one count in many answers. Its rates are those between counts.
+    #[test]
+    fn t421_rates_are_of_counts_and_not_of_answers() {
+        let (mut samples, began) = (Samples::default(), Instant::now());
+        let counts = [(1_000_u64, 1_000_u64), (2_000, 1_500)];
+        for (number, (second, done)) in counts.into_iter().enumerate() {
+            for more in 0..30 {
+                let mut data = answer(done, "mailer");
+                data["age_s"] = json!(2 * more + 100);
+                data["counters"]["claims"]["claimed"] = json!(1_000 * number + 4 * more);
+                samples.add(began + Duration::from_secs(second + 2 * more as u64 + 100), data);
+            }
+        }
+        assert_eq!(samples.rates()["done_per_s"], 0.5);
+        assert_eq!(samples.rates()["claims_per_s"], 2.0, "what the server counts by itself is as of now");
+        assert_eq!(samples.figures().age_s, 158);
     }
 
     /// What a caller of one tenant gets has holes.

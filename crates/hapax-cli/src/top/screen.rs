@@ -90,7 +90,10 @@ fn head(page: &mut Page<'_>, shown: &Shown<'_>) -> u16 {
     let (area, y) = (page.area, page.area.y);
     let x = page.put(area.x, y, "hapax top", area.width, BOLD);
     let x = page.put(x + 2, y, shown.url, area.width, SOFT);
-    let as_of = format!("data as of {} UTC", shown.figures.at);
+    // The ledger is counted less often if that takes long.
+    let age =
+        if shown.figures.age_s >= 10 { format!(", {} s ago", shown.figures.age_s) } else { String::new() };
+    let as_of = format!("data as of {} UTC{age}", shown.figures.at);
     let room = area.right().saturating_sub(x + 2);
     if !shown.figures.at.is_empty() && usize::from(room) >= as_of.len() {
         page.put_right(area.right(), y, &as_of, room, SOFT);

@@ -210,3 +210,37 @@ fn a_sink_that_is_not_there_costs_attempts_and_then_the_event_is_dead() {
     assert_eq!(entry["attempts"], 2);
     assert!(entry["reason"].as_str().unwrap().contains("the sink gave no answer"), "{entry}");
 }
+
+struct Handler(std::process::Child);
+
+impl Drop for Handler {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The handler of the documents, as it is there, on a port of its own.
+#[test]
+fn the_handler_of_the_documents_takes_each_event() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/handlers.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let (_, http) = page.split_once("## `--http`").unwrap();
+    let (_, program) = http.split_once("```python\n").unwrap();
+    let (program, _) = program.split_once("```").unwrap();
+    assert!(program.trim().lines().count() <= 10, "{program}");
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    assert!(program.contains("8000"), "{program}");
+    let program = program.replace("8000", &port.to_string());
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let out = std::fs::File::create(dir.join("said")).unwrap();
+    let python = std::process::Command::new("python3").args(["-c", &program]).stdout(out).spawn().unwrap();
+    let _python = Handler(python);
+    common::consume::wait_until("it listens", || TcpStream::connect(("127.0.0.1", port)).is_ok());
+    produce(dir, "{\"event_id\":\"e-1\",\"to\":\"ann\"}\n{\"event_id\":\"e-2\",\"to\":\"bob\"}\n");
+    let ran = consume(dir, &format!("http://127.0.0.1:{port}/"), &[]).code(0);
+    assert_eq!(count(&ran, "done"), 2, "{}", ran.out);
+    let said = std::fs::read_to_string(dir.join("said")).unwrap();
+    assert!(said.contains("ann") && said.contains("bob") && said.lines().count() == 2, "{said}");
+}

@@ -5,6 +5,7 @@
 use serde_json::{Value, json};
 
 use crate::common::consume::wait_until;
+use crate::common::run;
 use crate::common::serve::{Server, request};
 
 fn server(more: &[&str]) -> (tempfile::TempDir, Server) {
@@ -550,4 +551,29 @@ fn statistics_are_of_the_caller() {
     assert_eq!((&acme["held"], &acme["journal"], &acme["relay"]), (&json!(1), &Value::Null, &Value::Null));
     let nobody = request(&server.address, "GET", "/v1/stats", &[("hapax-tenant", "other")], b"").is(200);
     assert_eq!((&nobody["ledger"], &nobody["held"]), (&json!([]), &json!(0)));
+}
+
+/// T424: without a tenant some commands mean all of them. No tenant can be named, too.
+#[test]
+fn t424_no_tenant_is_not_every_tenant() {
+    let (dir, server) = server(&[]);
+    for tenant in [None, Some("acme")] {
+        kill(&server, tenant, "e-1");
+    }
+    let dir = dir.path();
+    let list = |more: &[&str]| {
+        let entries = run(dir, &[&["dead", "ls", "--json"], more].concat()).code(0).json()["entries"].clone();
+        let tenants = entries.as_array().unwrap().iter().map(|entry| entry["tenant"].clone());
+        tenants.collect::<Vec<_>>()
+    };
+    assert_eq!(list(&[]).len(), 2);
+    assert_eq!(list(&["--no-tenant"]), [Value::Null]);
+    assert_eq!(list(&["--tenant=acme"]), [json!("acme")]);
+    let act = ["dead", "redrive", "--scope=mailer", "--no-tenant", "--all", "--yes", "--reason=r"];
+    run(dir, &act).code(0);
+    assert_eq!(list(&[]), [json!("acme")]);
+    run(dir, &["dead", "ls", "--no-tenant", "--tenant", "acme"]).code(2);
+    for command in [&["stats"][..], &["keys", "ls"]] {
+        run(dir, &[command, &["--no-tenant"]].concat()).code(0);
+    }
 }

@@ -215,6 +215,93 @@ fn every_decision_is_previewed_and_changes_nothing_before() {
     assert!(of("b1")["problem"].is_object() && of("b1")["after"].is_null(), "{done}");
 }
 
+/// T423: what a preview of a resume or a skip names is what the request that follows takes; an aggregate that cannot go
+/// on is a row with its reason.
+#[test]
+fn t423_a_resume_and_a_skip_are_carried_out_as_previewed() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let admin = token(dir, &["--role", "admin"]);
+    // `a1` and `c1` are dead, and others wait behind them. Then `c1` is forgotten: nothing is there to run again.
+    let line = |id: &str, seq: u32, what: &str| {
+        json!({"event_id": id, "aggregate_id": &id[..1], "seq": seq, "do": what}).to_string() + "\n"
+    };
+    let lines =
+        [line("a1", 1, "break"), line("a2", 2, ""), line("c1", 1, "break"), line("c2", 2, "")].concat();
+    produce(dir, &lines);
+    let command = Sample::Python.handler(dir, "if do == 'break': raise Fatal('no such order')");
+    let strict = ["--order", "strict", "--on-dead", "park", "--first-seq", "1"];
+    assert_eq!(count(&consume(dir, &command, &strict).code(0), "dead"), 2);
+    run(dir, &["ledger", "forget", "--scope", "mailer", "--reason", "r", "--yes", "c1"]).code(0);
+
+    let server = Server::start_whole(dir, &[]);
+    let decide = |what: &str, aggregate: Value| {
+        let body = json!({"scope": "mailer", "what": what, "aggregate": aggregate});
+        let shown = server.post("/v1/dead/preview", &admin, &body).is(200)["events"].clone();
+        let events = shown.as_array().unwrap();
+        let id = |event: &Value| event["id"].as_str().unwrap().to_owned();
+        let tokens: serde_json::Map<_, _> =
+            events.iter().map(|event| (id(event), event["token"].clone())).collect();
+        let ids: Vec<_> = events.iter().map(id).collect();
+        let body = json!({"scope": "mailer", "ids": ids, "tokens": tokens, "reason": "mended", "how": what});
+        (shown, server.post("/v1/parked/release", &admin, &body).is(200)["entries"].clone())
+    };
+    let of = |entries: &Value, id: &str| {
+        entries.as_array().unwrap().iter().find(|entry| entry["id"] == id).unwrap().clone()
+    };
+    let (shown, done) = decide("resume", Value::Null);
+    assert_eq!((&of(&shown, "a1")["what"], &of(&shown, "a1")["changes"]), (&json!("redrive"), &json!(true)));
+    let stays = of(&shown, "c2");
+    assert_eq!(stays["changes"], false, "{shown}");
+    assert!(stays["outcome"].as_str().unwrap().contains("never came"), "{shown}");
+    assert_eq!(
+        (&of(&done, "a1")["problem"], &of(&done, "a1")["after"]["state"]),
+        (&Value::Null, &json!("retry"))
+    );
+    assert_eq!(of(&done, "c2")["problem"]["code"], "conflict", "{done}");
+    // What was redriven meanwhile is neither parked nor dead: it stays, and says so.
+    let again = json!({"scope": "mailer", "ids": ["a1"], "tokens": {"a1": of(&shown, "a1")["token"]}, "reason": "again"});
+    let again = server.post("/v1/parked/release", &admin, &again).is(200);
+    assert_eq!(again["entries"][0]["problem"]["code"], "conflict", "{again}");
+    // The other way on.
+    let (shown, done) = decide("skip", json!("c"));
+    assert_eq!((&shown[0]["id"], &shown[0]["changes"]), (&json!("c2"), &json!(true)), "{shown}");
+    assert_eq!(of(&done, "c2")["problem"], Value::Null, "{done}");
+    // The command says the same of all that match, and leaves what cannot go on.
+    let all = ["parked", "resume", "--scope", "mailer", "--all", "--reason", "r", "--yes", "--json"];
+    let ran = run(dir, &all).code(0).json();
+    assert!(ran["entries"].as_array().unwrap().iter().all(|entry| entry["id"] != "a1"), "{ran}");
+    // Of two entries with one id each has a token of its own.
+    let twice = json!({"scope": "mailer", "ids": ["a1", "a1"], "tokens": {"a1": 1}, "reason": "r"});
+    let told = server.post("/v1/dead/redrive", &admin, &twice).problem(400, "invalid");
+    assert!(told.contains("twice"), "{told}");
+}
+
+/// T425: whoever asks over HTTP is shown no more secrets of reasons than whoever asks by the command.
+#[test]
+fn t425_no_answer_has_the_secrets_of_a_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start_whole(dir.path(), &[]);
+    let reason = "bank: x-api-key: s3cret, authorization: Bearer s3cret, cookie: sid=s3cret; a=s3cret";
+    let claimed = server.ask("POST", "/v1/claims", &[], &json!({"scope": "mailer", "id": "e"})).is(200);
+    let fail = json!({"scope": "mailer", "id": "e", "token": claimed["token"], "reason": reason, "then": "dead", "payload": 1});
+    server.ask("POST", "/v1/claims/fail", &[], &fail).is(200);
+    let preview = json!({"scope": "mailer", "pattern": null});
+    for (method, path, body) in [
+        ("GET", "/v1/explain?id=e", Value::Null),
+        ("GET", "/v1/dead/groups", Value::Null),
+        ("POST", "/v1/dead/preview", preview),
+    ] {
+        let answer = server.ask(method, path, &[], &body).is(200).to_string();
+        assert!(answer.contains("x-api-key: ***") && !answer.contains("s3cret"), "{path}: {answer}");
+    }
+    // The pattern that a group has finds what is in it.
+    let groups = server.ask("GET", "/v1/dead/groups", &[], &Value::Null).is(200);
+    let which = json!({"scope": "mailer", "pattern": groups["groups"][0]["pattern"]});
+    let found = server.ask("POST", "/v1/dead/preview", &[], &which).is(200);
+    assert_eq!(found["events"].as_array().unwrap().len(), 1, "{found}");
+}
+
 #[test]
 fn t338_a_cookie_changes_something_only_from_the_servers_own_page() {
     let dir = tempfile::tempdir().unwrap();
@@ -261,6 +348,7 @@ fn the_numbers_come_live_and_end_when_the_server_stops() {
     assert!(live.head.to_ascii_lowercase().contains("content-type: text/event-stream"), "{live:?}");
     assert!(live.body.matches("event: overview\n").count() >= 2, "{live:?}");
     assert!(live.body.contains("\"states\":{\"leased\":1}"), "{live:?}");
+    assert!(live.body.contains("\"age_s\":") && live.body.contains("\"took_s\":"), "{live:?}");
     server.ask("GET", "/v1/overview/live?seconds=61", &[], &Value::Null).problem(400, "invalid");
     let mut listens = std::net::TcpStream::connect(("127.0.0.1", server.port)).unwrap();
     let asks = format!("GET /v1/overview/live HTTP/1.1\r\nhost: 127.0.0.1:{}\r\n\r\n", server.port);

@@ -1,0 +1,199 @@
+//! Something that takes long to count: one task counts it at a time, for all who ask, whether or not they still wait.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax::Error;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// How long a count stays fresh at least.
+pub const PERIOD: Duration = Duration::from_secs(2);
+/// Counting may take at most this part of the time.
+const COUNTING_PART: u32 = 10;
+
+/// What was counted lately, and whether it is being counted.
+#[derive(Debug)]
+pub struct Recent<T>(watch::Sender<State<T>>);
+
+#[derive(Debug)]
+struct State<T> {
+    /// Since when it is being counted.
+    since: Option<Instant>,
+    /// The last one that succeeded.
+    last: Option<Arc<Count<T>>>,
+    /// When the last one ended, how long it took, and why it failed; none while it is being counted.
+    ended: Option<(Instant, Duration, Option<Arc<Error>>)>,
+}
+
+/// What was counted.
+#[derive(Debug)]
+pub struct Count<T> {
+    pub value: T,
+    pub took: Duration,
+    began: Instant,
+}
+
+impl<T> Count<T> {
+    /// How old it is.
+    pub fn age(&self) -> Duration {
+        self.began.elapsed()
+    }
+}
+
+/// What is known of it now.
+#[derive(Debug)]
+pub enum Latest<T> {
+    Counted(Arc<Count<T>>),
+    /// It is being counted for the first time, for so long.
+    Counting(Duration),
+}
+
+impl<T> Default for Recent<T> {
+    fn default() -> Self {
+        Recent(watch::Sender::new(State { since: None, last: None, ended: None }))
+    }
+}
+
+impl<T> State<T> {
+    fn is_fresh(&self) -> bool {
+        let keeps = |took: &Duration| PERIOD.max(*took * COUNTING_PART).mul_f64(0.9);
+        self.ended.as_ref().is_some_and(|(at, took, _)| at.elapsed() < keeps(took))
+    }
+}
+
+impl<T: Send + Sync + 'static> Recent<T> {
+    /// A fresh count if there is one within `patience`, or else the last one. It goes on if the caller does not wait
+    /// for it: whoever asks next gets it. It is dropped when the server stops.
+    pub async fn get<F>(
+        &self,
+        patience: Duration,
+        stopping: &watch::Receiver<bool>,
+        count: impl FnOnce() -> F,
+    ) -> Result<Latest<T>, Arc<Error>>
+    where
+        F: Future<Output = hapax::Result<T>> + Send + 'static,
+    {
+        let began = Instant::now();
+        let begins = self.0.send_if_modified(|state| {
+            let begins = state.since.is_none() && !state.is_fresh();
+            if begins {
+                (state.since, state.ended) = (Some(began), None);
+            }
+            begins
+        });
+        if begins {
+            let (counting, counted, mut stopping) = (Counting(self.0.clone()), count(), stopping.clone());
+            tokio::spawn(async move {
+                tokio::select! {
+                    counted = counted => counting.end(began, counted),
+                    () = super::app::stopped(&mut stopping) => {}
+                }
+            });
+        }
+        let mut seen = self.0.subscribe();
+        // Without an end in time the state is as it is now.
+        let _ = tokio::time::timeout(patience, seen.wait_for(|state| state.since.is_none())).await;
+        let state = self.0.borrow();
+        if let Some((_, _, Some(error))) = state.ended.as_ref().filter(|_| state.since.is_none()) {
+            return Err(Arc::clone(error));
+        }
+        Ok(match &state.last {
+            Some(count) => Latest::Counted(Arc::clone(count)),
+            None => Latest::Counting(state.since.unwrap_or(began).elapsed()),
+        })
+    }
+}
+
+/// Whoever counts. When it ends, also by a panic, the next who asks begins again.
+struct Counting<T>(watch::Sender<State<T>>);
+
+impl<T> Counting<T> {
+    fn end(&self, began: Instant, counted: hapax::Result<T>) {
+        let took = began.elapsed();
+        self.0.send_modify(|state| {
+            let failed = match counted {
+                Ok(value) => {
+                    state.last = Some(Arc::new(Count { value, took, began }));
+                    None
+                }
+                Err(error) => Some(Arc::new(error)),
+            };
+            state.ended = Some((Instant::now(), took, failed));
+        });
+    }
+}
+
+impl<T> Drop for Counting<T> {
+    fn drop(&mut self) {
+        self.0.send_modify(|state| state.since = None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use tokio::sync::Semaphore;
+
+    use super::*;
+
+    const NOW: Duration = Duration::from_secs(1);
+
+    fn counted(latest: Result<Latest<u32>, Arc<Error>>) -> Option<u32> {
+        match latest.unwrap() {
+            Latest::Counted(count) => Some(count.value),
+            Latest::Counting(_) => None,
+        }
+    }
+
+    /// T420: a count that takes longer than anybody waits is finished, once, and not begun again by each who asks.
+    #[tokio::test(start_paused = true)]
+    async fn t420_a_long_count_is_made_once_for_all_who_ask() {
+        let (_stop, stopping) = watch::channel(false);
+        let (recent, begun, may_end) =
+            (Recent::default(), Arc::new(AtomicU32::new(0)), Arc::new(Semaphore::new(0)));
+        let count = || {
+            let (begun, may_end) = (Arc::clone(&begun), Arc::clone(&may_end));
+            async move {
+                let number = begun.fetch_add(1, Ordering::SeqCst) + 1;
+                may_end.acquire().await.unwrap().forget();
+                Ok(number)
+            }
+        };
+        for asked in 1..=5 {
+            assert_eq!(
+                counted(recent.get(NOW, &stopping, count).await),
+                None,
+                "asked for the {asked}th time"
+            );
+        }
+        // Nobody waits at all, and it goes on.
+        drop(recent.get(NOW, &stopping, count));
+        may_end.add_permits(1);
+        assert_eq!(counted(recent.get(NOW, &stopping, count).await), Some(1));
+        assert_eq!(begun.load(Ordering::SeqCst), 1);
+        // It took 5 s: for 45 s nobody counts again. Then the last one is told while another is under way.
+        tokio::time::sleep(Duration::from_secs(40)).await;
+        assert_eq!(counted(recent.get(NOW, &stopping, count).await), Some(1));
+        assert_eq!(begun.load(Ordering::SeqCst), 1);
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        let Latest::Counted(last) = recent.get(NOW, &stopping, count).await.unwrap() else { panic!() };
+        assert!(last.value == 1 && last.age() > Duration::from_secs(50), "{last:?}");
+        assert_eq!(begun.load(Ordering::SeqCst), 2);
+        may_end.add_permits(1);
+        assert_eq!(counted(recent.get(NOW, &stopping, count).await), Some(2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_count_that_fails_or_panics_is_made_again() {
+        let (_stop, stopping) = watch::channel(false);
+        let recent = Recent::default();
+        let fails = || async { Err(Error::NotFound("x".into())) };
+        assert!(recent.get(NOW, &stopping, fails).await.is_err());
+        assert!(recent.get(NOW, &stopping, || async { Ok(1) }).await.is_err(), "too soon");
+        tokio::time::sleep(PERIOD).await;
+        assert_eq!(counted(recent.get(NOW, &stopping, || async { panic!("as it does") }).await), None);
+        assert_eq!(counted(recent.get(NOW, &stopping, || async { Ok(3) }).await), Some(3));
+    }
+}
