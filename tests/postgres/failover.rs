@@ -82,11 +82,13 @@ impl Stage {
         handle: &ConsumerHandle,
         running: &Running,
     ) {
-        let refusals = || standby.log().matches("in a read-only transaction").count();
-        let before = refusals();
+        let there = pool_to(&standby.url(), 1).await;
+        // A claim, or the question whether the ledger takes claims: whichever came first.
+        let asked =
+            "select exists (select from pg_stat_activity where application_name = 'hapax' and query <> '')";
         self.fail_over(standby);
         self.publish().await;
-        until("the standby was asked to write", async || refusals() > before).await;
+        until("the standby was asked", async || ask::<bool>(&there, asked).await).await;
         self.proxy.lead_to(&primary.url());
         self.all_through(handle, running).await;
     }
