@@ -191,8 +191,8 @@ fn every_mutant_of_the_sources_has_its_row() {
     let mut files = Vec::new();
     sources(root().join("tests/proof/mutants"), &mut files);
     for row in &CAUGHT {
-        let named = points.contains(row.mutant) || files.iter().any(|text| text.contains(row.mutant));
-        assert!(named, "{} is no step of the sources, and no ledger of this program", row.mutant);
+        let is_there = points.contains(row.mutant) || files.iter().any(|text| text.contains(row.mutant));
+        assert!(is_there, "{} is no step of the sources, and no ledger of this program", row.mutant);
     }
 }
 
