@@ -287,12 +287,17 @@ mod tests {
         move |(seq, is_held), (other, _)| (strict || *is_held) && seq < other
     }
 
+    /// A seq, and whether the item was held.
+    type Item = (u32, bool);
+    /// What is done, the key, the item, how many are taken, how many of a key.
+    type Step = (u8, u8, Item, usize, usize);
+
     /// The same steps in a queue that compares every item and in one that compares only what may precede
     /// another. Both must run the same.
-    async fn run_in_both(strict: bool, steps: Vec<(u8, u8, (u32, bool), usize, usize)>) {
+    async fn run_in_both(strict: bool, steps: Vec<Step>) {
         let precedes = precedes(strict);
         let (mut all, mut some) = (KeyQueues::default(), KeyQueues::default());
-        let mut running: Vec<(QueueId<u8>, Vec<(u32, bool)>)> = Vec::new();
+        let mut running: Vec<(QueueId<u8>, Vec<Item>)> = Vec::new();
         for (step, key, item, max, part) in steps {
             match step {
                 0..3 => {

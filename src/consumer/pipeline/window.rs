@@ -97,7 +97,9 @@ impl WindowStage {
         };
         let (seen, unseen): (_, Vec<_>) = queued.into_iter().partition(is_done);
         if crate::crash_point::mutant!("window before done") {
-            unseen.iter().for_each(|queued| self.on_done(queued));
+            for queued in &unseen {
+                self.on_done(queued);
+            }
             self.remember(true);
         }
         self.ask_next();
