@@ -142,28 +142,31 @@ async fn sqlite_a_deferred_constraint_fails_its_event_alone() {
     assert_eq!(dead(&ledger).await[0].attempts, 3);
 }
 
+/// Meets outages that are not the transaction's.
+async fn meets_outages(tx: &mut PgTx, event: &Event) -> Handled {
+    match event.id.to_string().as_str() {
+        "e-3" => return Err(sqlx::Error::PoolTimedOut.into()),
+        "e-5" => {
+            let mut query = sqlx::QueryBuilder::<sqlx::Postgres>::new("select 1 where 1 in (");
+            let mut list = query.separated(", ");
+            for n in 0..70_000 {
+                list.push_bind(n);
+            }
+            query.push(")").build().execute(&mut **tx).await?;
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
 /// Errors that look like an outage but speak of something else than the transaction's connection: a second pool, a statement
 /// that cannot even be sent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn postgres_an_outage_of_the_handlers_own_is_counted() {
     let ledger = support::ledger(8).await;
     let bus = bus(&records(16)).await;
-    async fn handle(tx: &mut PgTx, event: &Event) -> Handled {
-        match event.id.to_string().as_str() {
-            "e-3" => return Err(sqlx::Error::PoolTimedOut.into()),
-            "e-5" => {
-                let mut query = sqlx::QueryBuilder::<sqlx::Postgres>::new("select 1 where 1 in (");
-                let mut list = query.separated(", ");
-                for n in 0..70_000 {
-                    list.push_bind(n);
-                }
-                query.push(")").build().execute(&mut **tx).await?;
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-    let counts = run(consumer(&bus, ledger.clone()), |consumer| consumer.transactional(handle), 16).await;
+    let counts =
+        run(consumer(&bus, ledger.clone()), |consumer| consumer.transactional(meets_outages), 16).await;
     assert_eq!((counts["done"], counts["dead"]), (14, 2), "{counts:?}");
     assert!(dead(&ledger).await.iter().all(|entry| entry.attempts == 3));
 }

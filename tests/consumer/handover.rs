@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hapax::backend::memory::MemoryLedger;
-use hapax::backend::postgres::{PgLedger, PgTx};
+use hapax::backend::postgres::PgTx;
 use hapax::bus::kafka::GroupProtocol;
 use hapax::bus::memory::MemoryBus;
 use hapax::bus::{Bus, Partition, Record, TopicSettings};

@@ -90,7 +90,7 @@ async fn one_key_runs_in_order() {
                 if log.len() == 50 {
                     handle.stop();
                 }
-                Handled::Ok(())
+                Ok(())
             }
         })
         .await

@@ -7,12 +7,14 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use crate::support::cluster::Cluster;
+use crate::support::handlers::Insert;
 use crate::support::postgres::{ask, pool_to, run, settings, until};
 use crate::support::proxy::Proxy;
 use hapax::backend::postgres::PgLedger;
 use hapax::bus::memory::MemoryBus;
 use hapax::bus::{Bus, Record, TopicSettings};
-use hapax::consumer::{Consumer, ConsumerHandle, Counts, leased, transactional};
+use hapax::consumer::{Consumer, ConsumerHandle, Counts};
+use hapax::guard::Run;
 use hapax::ledger::{Finding, Level, Operations as _};
 use hapax::{Error, Event, Result, Topic};
 use sqlx::PgPool;
@@ -109,10 +111,10 @@ async fn t440_a_standby_that_a_fail_over_reaches_first_ends_no_consumer() {
     let consumer = stage.consumer("leased");
     let (handle, effects) = (consumer.handle(), Arc::new(Mutex::new(Vec::new())));
     let noted = Arc::clone(&effects);
-    let running = tokio::spawn(consumer.run(leased(move |event: Event, _| {
+    let running = tokio::spawn(consumer.leased(move |event: &Event, _: &Run| {
         noted.lock().unwrap().push(event.id.to_string());
         async { Ok(()) }
-    })));
+    }));
     stage.publish().await;
     stage.all_through(&handle, &running).await;
     stage.by_way_of(&standby, &primary, &handle, &running).await;
@@ -124,13 +126,7 @@ async fn t440_a_standby_that_a_fail_over_reaches_first_ends_no_consumer() {
 
     let consumer = stage.consumer("transactional");
     let handle = consumer.handle();
-    let running = tokio::spawn(consumer.run(transactional::<PgLedger, _>(|tx, event| {
-        Box::pin(async move {
-            let insert = sqlx::query("insert into effect values ($1)").bind(event.id.to_string());
-            insert.execute(&mut **tx).await?;
-            Ok(())
-        })
-    })));
+    let running = tokio::spawn(consumer.transactional(Insert::into("effect")));
     stage.all_through(&handle, &running).await;
     stage.by_way_of(&standby, &primary, &handle, &running).await;
 

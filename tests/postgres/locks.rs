@@ -184,8 +184,8 @@ async fn t403_a_claim_that_changes_no_head_holds_none() {
         }
         tx.commit().await.unwrap();
         // It is recorded all the same.
-        let state = format!("select state from {s}.entries where id = 'stale {level}'");
-        assert_eq!(ask::<String>(ledger.pool(), state).await, "stale");
+        let recorded = format!("select state from {s}.entries where id = 'stale {level}'");
+        assert_eq!(ask::<String>(ledger.pool(), recorded).await, "stale");
         let entry = hapax::Claims::get(&ledger, &dead.identity, None).await.unwrap().unwrap();
         assert_eq!(entry.body.clone().and_then(|body| body.payload), body.payload, "{level}");
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use hapax::backend::memory::MemoryLedger;
 use hapax::bus::{Bus, MemoryBus, Partition, Record, TopicSettings};
 use hapax::clock::ManualClock;
-use hapax::consumer::{Consumer, ConsumerBuilder, Failed, Handled, leased};
+use hapax::consumer::{Consumer, ConsumerBuilder, Failed, Handled};
 use hapax::guard::Run;
 use hapax::ledger::{Claims as _, Intervene, Intervention, Operations as _, Settings};
 use hapax::testing::relay::{FaultyBus, away};
@@ -68,19 +68,18 @@ impl Scene {
     /// A process: an event of `hangs` never ends, every other one takes effect.
     fn process(&self, builder: ConsumerBuilder<MemoryLedger>, hangs: &'static str) -> JoinHandle<()> {
         let effects = Arc::clone(&self.effects);
-        let handler = leased(move |event: Event, _: Run| {
-            let effects = Arc::clone(&effects);
+        let handler = move |event: &Event, _: &Run| {
+            let (id, effects) = (event.id.to_string(), Arc::clone(&effects));
             async move {
-                let id = event.id.to_string();
                 if id == hangs {
                     std::future::pending::<()>().await;
                 }
                 *effects.lock().unwrap().entry(id).or_default() += 1;
                 Ok(())
             }
-        });
+        };
         let consumer = builder.build().unwrap();
-        tokio::spawn(async move { consumer.run(handler).await.map(drop).unwrap() })
+        tokio::spawn(async move { consumer.leased(handler).await.map(drop).unwrap() })
     }
 
     fn count(&self) -> usize {
@@ -181,8 +180,8 @@ async fn every_dead_letter_reaches_its_topic() {
     let process = || {
         let consumer = scene.consumer().build().unwrap();
         tokio::spawn(async move {
-            let broken = leased(|_: Event, _: Run| async { Handled::Err(Failed::fatal("broken")) });
-            consumer.run(broken).await.unwrap();
+            let broken = async |_: &Event, _: &Run| Handled::Err(Failed::fatal("broken"));
+            consumer.leased(broken).await.unwrap();
         })
     };
     let first = process();
@@ -202,13 +201,14 @@ async fn only_what_is_dead_is_a_dead_letter() {
     let consumer = scene.consumer().build().unwrap();
     let handle = consumer.handle();
     let (ledger, taken) = (scene.ledger.clone(), Arc::new(Mutex::new(false)));
-    let running = tokio::spawn(consumer.run(leased(move |_: Event, run: Run| {
+    let running = tokio::spawn(consumer.leased(move |_: &Event, run: &Run| {
+        let identity = run.key().clone();
         let (ledger, first) = (ledger.clone(), !std::mem::replace(&mut *taken.lock().unwrap(), true));
         async move {
             if first {
                 let what = Intervention::Release;
                 let release = Intervene {
-                    identity: run.key().clone(),
+                    identity,
                     time: None,
                     what,
                     by: "operator".into(),
@@ -222,7 +222,7 @@ async fn only_what_is_dead_is_a_dead_letter() {
             }
             Ok(())
         }
-    })));
+    }));
     assert!(comes(async || handle.progress().passed.get("done") == Some(&1)).await, "it is done");
     handle.stop();
     running.await.unwrap().unwrap();

@@ -12,7 +12,7 @@ use hapax::words::counted;
 use super::{Report, Verdict};
 use crate::cli::Global;
 use crate::erase;
-use crate::erase::places::{as_it_is, is_missing, there};
+use crate::erase::places::{is_missing, there};
 use crate::failure::Failure;
 use crate::open;
 
