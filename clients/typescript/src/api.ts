@@ -181,8 +181,8 @@ export interface ChangeBody {
   dry_run?: boolean;
   how?: ReleaseHow | null;
   /**
-   * The events; or `all`. A release that resumes also takes a dead event that others wait behind, as its preview names
-   * it.
+   * The events; or `all`. A release that resumes also takes a dead event that others wait behind, as its preview
+   * names it.
    */
   ids?: Array<string>;
   /** With `all`: at most this many. */
