@@ -62,7 +62,8 @@ fn inserts_updates_and_deletes_reach_the_read_model_and_keys_do_not_leave() {
     assert!(tables.keys().all(|table| expected(table)) && tables.len() >= 3, "{tables:?}");
 }
 
-/// An update that leaves a large payload as it was: the log, and so Debezium, has the payload in the row before only.
+/// An update that leaves a large payload as it was: the log has the payload in the row before only (the replica
+/// identity is FULL), and Debezium takes it from there.
 #[test]
 fn an_update_that_leaves_a_large_payload_as_it_was_keeps_it() {
     let world = world();
@@ -84,9 +85,11 @@ fn an_update_that_leaves_a_large_payload_as_it_was_keeps_it() {
     visible(&server, &json!({"module": module, "id": record["id"], "seq": 2}));
     let about = topic::about(&topic::records(&world), text(&record, "id"));
     let update = about.iter().find(|value| value["op"] == "u").unwrap();
-    assert_eq!(update["after"]["payload"], "__debezium_unavailable_value", "this is what the test is about");
-    assert!(update["before"]["payload"].as_str().unwrap().contains(&large), "the row before has it");
-    assert_eq!(listed(&server, &module).0[0]["payload"], json!({"large": large}));
+    let is_whole =
+        |row: &str| update[row]["payload"].as_str().is_some_and(|payload| payload.contains(&large));
+    assert!(is_whole("before") && is_whole("after"), "it is left out");
+    let listed = listed(&server, &module).0;
+    assert!(listed[0]["payload"] == json!({"large": large}), "the model has another payload");
     equal(&server, &module);
 }
 
