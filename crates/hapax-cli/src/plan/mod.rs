@@ -140,7 +140,6 @@ impl<'a> Plan<'a> {
             id_bytes: args.id_bytes.map(|bytes| bytes as usize),
             consumed: !args.guard,
             topic_bytes: 12,
-            scope_bytes: 12,
             aggregate_bytes: args.aggregate_bytes.map(|bytes| bytes as usize),
             leased: args.mode == Mode::Leased,
         };

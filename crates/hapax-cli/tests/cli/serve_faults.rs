@@ -5,6 +5,11 @@
 use serde_json::{Value, json};
 
 #[cfg(feature = "postgres")]
+use std::sync::atomic::{AtomicBool, Ordering};
+#[cfg(feature = "postgres")]
+use std::time::{Duration, Instant};
+
+#[cfg(feature = "postgres")]
 use crate::common::consume::wait_until;
 use crate::common::consume::{Sample, consume, effects};
 use crate::common::run;
@@ -204,24 +209,32 @@ fn t304_one_server_leaves_connections_for_others() {
     let mut watch = Connection::to(&place.admin_url);
     let mine = format!("select from pg_stat_activity where application_name = '{name}'");
     let waiting = format!("{mine} and wait_event_type = 'Lock'");
+    // On a busy machine the first have given up before the last begin: they write again until it is seen.
+    let (seen, began) = (&AtomicBool::new(false), Instant::now());
     std::thread::scope(|scope| {
         let mut writers = Vec::new();
         for n in 0..100 {
             let (server, slug) = (&server, &place.slug);
-            writers
-                .push(scope.spawn(move || {
-                    create(server, slug, Some(A), &format!("k-{n}"), &json!({"payload": {}}))
-                }));
+            writers.push(scope.spawn(move || {
+                for turn in 0.. {
+                    let key = format!("k-{n}-{turn}");
+                    let status = create(server, slug, Some(A), &key, &json!({"payload": {}})).status;
+                    assert!([201, 409, 503, 504, 408].contains(&status), "{status}");
+                    if seen.load(Ordering::SeqCst) || began.elapsed() > Duration::from_secs(150) {
+                        return;
+                    }
+                }
+            }));
         }
         wait_until("writes wait for the lock", || count(&mut watch, &waiting) >= 30);
+        seen.store(true, Ordering::SeqCst);
         // What is short is answered meanwhile.
         let claim = json!({"scope": "s", "id": "i"});
         assert_eq!(server.post("/v1/claims", &claim).is(200)["outcome"], "claimed");
         let most = count(&mut watch, &mine);
         held.run("rollback");
         for writer in writers {
-            let status = writer.join().unwrap().status;
-            assert!([201, 409, 503, 504, 408].contains(&status), "{status}");
+            writer.join().unwrap();
         }
         let after = count(&mut watch, &mine);
         assert!(most.max(after) <= 57, "{most} and {after} connections; docs/server.md says 57");

@@ -58,7 +58,7 @@ for line in sys.stdin:
     message = json.loads(line)
     if "cancel" in message:
         continue
-    print(json.dumps({"id": told["id"], "token": told["token"], "fatal": True, "error": "no: " + told["id"]}), flush=True)
+    print(json.dumps({"id": message["id"], "token": message["token"], "fatal": True, "error": "no: " + message["id"]}), flush=True)
 "#;
 
 /// Ids and reasons with markup, escapes, line breaks and marks that turn the text around, and 255 wide characters: in
