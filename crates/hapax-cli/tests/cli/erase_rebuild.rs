@@ -32,7 +32,7 @@ fn t434_nothing_is_called_gone_while_a_rebuild_may_insert_it() {
     let Second::Filling(second) = runtime.block_on(model.second(1, false)).unwrap() else {
         panic!("there is no second model yet")
     };
-    let (topic, at) = (Topic::new("records").unwrap(), Time::from_millis(1));
+    let (topic, at) = (Topic::new("events").unwrap(), Time::from_millis(1));
     let payload = Payload::new(format!(r#"{{"mail":"{OF_ALICE}","n":1}}"#)).unwrap();
     let record =
         Record::new(ModuleSlug::new("orders").unwrap(), Uuid::try_parse(&id).unwrap(), 1, payload, (at, at));
