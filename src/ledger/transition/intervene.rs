@@ -66,7 +66,8 @@ pub fn intervene(
             let behind = head.parked.filter(|parked| seq.is_some_and(|seq| seq > *parked));
             let behind = behind.ok_or_else(|| Error::Conflict {
                 expected: "an aggregate that is parked behind a dead or missing seq below this entry".into(),
-                actual: "one that is not".into(),
+                actual: "one that is not (a missing seq parks it once a consumer has waited the gap timeout for it)"
+                    .into(),
             })?;
             head.pass(behind);
             next.reason = Some(
