@@ -103,7 +103,7 @@ impl Engine {
         let dir = tempfile::Builder::new().prefix("hapax-clickhouse").tempdir_in("/tmp").unwrap();
         // The servers' user must reach it.
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = super::support::port::free();
         let engine = Engine { dir, port };
         engine.services("up");
         engine

@@ -37,7 +37,7 @@ impl Cluster {
             .status()
             .expect("initdb runs");
         assert!(made.success(), "initdb: {made}");
-        cluster.port = free_port();
+        cluster.port = super::port::free();
         cluster.start().await;
         cluster
     }
@@ -60,7 +60,7 @@ impl Cluster {
         let mut settings =
             std::fs::File::options().append(true).open(standby.data().join("postgresql.auto.conf")).unwrap();
         std::io::Write::write_all(&mut settings, primary.as_bytes()).unwrap();
-        standby.port = free_port();
+        standby.port = super::port::free();
         standby.start().await;
         standby
     }
@@ -143,11 +143,6 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         self.kill();
     }
-}
-
-/// A port that nobody has now. It is asked for as late as possible: others take ports all the time.
-fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// State and parent of a process.

@@ -14,6 +14,7 @@ pub mod gated;
 pub mod handlers;
 #[cfg(all(feature = "testing", feature = "s3"))]
 pub mod objects;
+pub mod port;
 #[cfg(all(feature = "testing", feature = "postgres"))]
 pub mod postgres;
 #[cfg(all(feature = "testing", feature = "postgres"))]

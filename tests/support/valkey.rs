@@ -207,9 +207,7 @@ impl Private {
         let binary = info.lines().find_map(|line| line.strip_prefix("executable:")).expect("its binary");
         // Another may take the port before the server does; then the next one is tried.
         for _ in 0..20 {
-            let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-            let port = free.local_addr().expect("an address").port();
-            drop(free);
+            let port = super::port::free();
             let dir = tempfile::tempdir().expect("a directory");
             let args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
             let child = Private::spawn(binary, port, dir.path(), &args);

@@ -229,7 +229,7 @@ fn the_handler_of_the_documents_takes_each_event() {
     let (_, program) = http.split_once("```python\n").unwrap();
     let (program, _) = program.split_once("```").unwrap();
     assert!(program.trim().lines().count() <= 10, "{program}");
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = common::port::free();
     assert!(program.contains("8000"), "{program}");
     let program = program.replace("8000", &port.to_string());
     let dir = tempfile::tempdir().unwrap();

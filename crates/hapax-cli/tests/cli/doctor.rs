@@ -10,7 +10,7 @@ use hapax::backend::sqlite::SqliteReadModel;
 use hapax::bus::Partition;
 use serde_json::Value;
 
-use crate::common::{Ran, run, run_with};
+use crate::common::{Ran, port, run, run_with};
 
 /// A ledger and a bus, so that nothing else is to be complained of.
 fn prepared(dir: &Path) {
@@ -191,7 +191,7 @@ impl Valkey {
         let info = Valkey::ask(url.strip_prefix("redis://").unwrap(), "INFO server").unwrap();
         let binary = info.lines().find_map(|line| line.strip_prefix("executable:")).unwrap().trim();
         let dir = tempfile::tempdir().unwrap();
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = port::free();
         let child = std::process::Command::new(binary)
             .args([
                 "--bind",

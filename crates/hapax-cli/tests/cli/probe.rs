@@ -13,7 +13,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::common::serve::Server;
-use crate::common::{Ran, run};
+use crate::common::{Ran, port, run};
 
 fn verdicts(ran: &Ran) -> HashMap<String, String> {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
@@ -402,7 +402,9 @@ fn keys_that_end_with_the_process_are_found_by_a_restart() {
 fn the_server_knows_a_write_after_a_kill() {
     let dir = tempfile::tempdir().unwrap();
     run(dir.path(), &["modules", "create", "orders"]).code(0);
-    let mut server = Server::start(dir.path(), &[]);
+    // One that nobody takes while the server is down.
+    let listen = format!("127.0.0.1:{}", port::free());
+    let mut server = Server::start_at(dir.path(), &listen, &[], &[]);
     let orders = format!("http://{}/v1/modules/orders/records", server.address);
     let (count, pid) = (format!("{orders}?limit=1000"), dir.path().join("pid"));
     std::fs::write(&pid, server.child.id().to_string()).unwrap();
@@ -413,7 +415,7 @@ fn the_server_knows_a_write_after_a_kill() {
         while [ -e /proc/$old ] && {{
             ! grep -qs '^State:.*Z' /proc/$old/status || [ $(ls /proc/$old/task | wc -l) -gt 1 ]
         }}; do sleep 0.05; done &&
-        {{ '{}' serve --listen {} & echo $! > pid; }}",
+        {{ '{}' serve --listen {} 2>>again.err & echo $! > pid; }}",
         dir.path().display(),
         env!("CARGO_BIN_EXE_hapax"),
         server.address
@@ -431,13 +433,17 @@ fn the_server_knows_a_write_after_a_kill() {
             "/records",
             "--restart",
             &restart,
+            "--restart-wait",
+            "2m",
             "--json",
         ],
     );
     // The last one that was started is nobody's child here.
     let last = std::fs::read_to_string(&pid).unwrap();
-    assert!(std::process::Command::new("kill").args(["-9", last.trim()]).status().unwrap().success());
+    let killed = std::process::Command::new("kill").args(["-9", last.trim()]).status().unwrap().success();
     assert_eq!(server.ended(), None, "the first one was killed");
+    let said = std::fs::read_to_string(dir.path().join("again.err")).unwrap();
+    assert!(killed, "the last one ended by itself: {said}; the probe: {} {}", ran.out, ran.err);
     let found = verdicts(&ran.code(0));
     assert_eq!((found["restart"].as_str(), found["kill"].as_str()), ("ok", "ok"), "{found:?}");
 }

@@ -10,7 +10,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::common::serve::Server;
-use crate::common::{hapax, run};
+use crate::common::{hapax, port, run};
 
 /// A name that would clear the screen, set its title and turn the text around.
 const HOSTILE: &str = "mail\u{1b}[2J\u{1b}]0;pwned\u{7}\u{202e}er";
@@ -90,7 +90,7 @@ fn top_prints_the_numbers_once_where_there_is_no_terminal() {
 fn top_without_a_server_says_so_and_finds_it_when_it_is_there() {
     let dir = tempfile::tempdir().unwrap();
     // A port that nobody has.
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let free = format!("127.0.0.1:{}", port::free());
     let url = format!("http://{free}");
     let ran = run(dir.path(), &["top", "--url", &url, "--once"]).code(3);
     assert!(ran.err.contains(&url) && ran.err.contains("hapax serve"), "{}", ran.err);

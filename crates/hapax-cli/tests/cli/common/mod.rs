@@ -3,6 +3,8 @@
 #![allow(dead_code, missing_docs, clippy::unwrap_used, clippy::format_push_string)]
 
 pub mod consume;
+#[path = "../../../../../tests/support/port.rs"]
+pub mod port;
 #[cfg(feature = "postgres")]
 pub mod roles;
 pub mod serve;

@@ -42,8 +42,14 @@ impl Server {
     /// The same, in an environment with these variables.
     #[track_caller]
     pub fn start_in(dir: &Path, more: &[&str], env: &[(&str, &str)]) -> Self {
+        Self::start_at(dir, "127.0.0.1:0", more, env)
+    }
+
+    /// The same, where it shall listen.
+    #[track_caller]
+    pub fn start_at(dir: &Path, listen: &str, more: &[&str], env: &[(&str, &str)]) -> Self {
         let began = Instant::now();
-        let args = [&["serve", "--listen", "127.0.0.1:0", "--json"], more].concat();
+        let args = [&["serve", "--listen", listen, "--json"], more].concat();
         let errors = std::fs::File::create(dir.join("serve.err")).unwrap();
         let mut child = hapax(dir, &args).envs(env.iter().copied()).stderr(errors).spawn().unwrap();
         let mut out = BufReader::new(child.stdout.take().unwrap());
