@@ -5,11 +5,14 @@
 use crate::support::postgres::{Scratch, ask, fresh_schema, pool, pool_to, run, settings};
 use hapax::backend::postgres::{PgJournal, PgJournalSettings, PgLedger};
 use hapax::journal::{Append, Expected, Journal as _, RelayStore as _};
-use hapax::ledger::{Claim, Claims, Mode, Operations, Week};
+use hapax::ledger::{Claim, Claims, Marker, Mode, Operations, Week};
 use hapax::testing::kit::{self, DAY};
-use hapax::{Aggregate, Event, EventId, Owner, RelayName, Tenant};
+use hapax::{Aggregate, Event, EventId, Owner, RelayName, Tenant, Topic};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, PgPool};
+
+/// What a server opens beside them.
+mod server;
 
 /// What a role that may create things in `public`, and nothing else, puts there: better matches for what the ledger's and the
 /// journal's SQL calls. Each writes down who ran it.
@@ -60,13 +63,28 @@ async fn mined() -> (Scratch, PgPool) {
     (scratch, admin)
 }
 
+async fn caught(admin: &PgPool) -> Vec<String> {
+    sqlx::query_scalar("select distinct what || ' as ' || who from public.caught order by 1")
+        .fetch_all(admin)
+        .await
+        .unwrap()
+}
+
 async fn nobody_was_caught(admin: &PgPool, when: &str) {
-    let caught: Vec<String> =
-        sqlx::query_scalar("select distinct what || ' as ' || who from public.caught order by 1")
-            .fetch_all(admin)
-            .await
-            .unwrap();
+    let caught = caught(admin).await;
     assert!(caught.is_empty(), "{when}: somebody else's code ran: {caught:?}");
+}
+
+/// Every function is pinned, or was parsed when it was made.
+async fn nothing_is_loose(admin: &PgPool) {
+    let loose: Vec<String> = sqlx::query_scalar(
+        "select p.oid::regprocedure::text from pg_proc p where p.pronamespace = 'hapax'::regnamespace \
+         and p.prosqlbody is null and not coalesce(p.proconfig @> array['search_path=pg_catalog, pg_temp'], false)",
+    )
+    .fetch_all(admin)
+    .await
+    .unwrap();
+    assert_eq!(loose, Vec::<String>::new(), "functions that follow the caller's search_path");
 }
 
 async fn drop_mined(scratch: Scratch, admin: PgPool) {
@@ -111,33 +129,17 @@ async fn t68_what_others_put_on_the_search_path_never_runs() {
     "hapax".clone_into(&mut journal_settings.schema);
     let journal = PgJournal::with_pool(pool.clone(), journal_settings).await.unwrap();
     nobody_was_caught(&admin, "making the journal").await;
-    let event = |id: &str| Event::new(EventId::new(id).unwrap());
-    let append = |events: Vec<Event>| Append::new(Aggregate::new("order-1").unwrap(), Expected::Any, events);
-    for events in [vec![event("one")], vec![event("two"), event("three")]] {
-        assert_eq!(journal.append(&append(events.clone())).await.unwrap().placed.len(), events.len());
-    }
+    every_append(&journal).await;
     ask::<String>(
         &pool,
         "select string_agg(o_placing, ',') from hapax.append_in('order-2', 0, '[{\"id\": \"x\", \"payload\": {\"a\": [1]}}]')",
     )
     .await;
     nobody_was_caught(&admin, "appending").await;
-    let relay = RelayName::new("relay").unwrap();
-    let owner = Owner::new("me").unwrap();
-    journal.acquire_leadership(&relay, &owner, std::time::Duration::from_secs(9)).await.unwrap();
-    journal.stat().await.unwrap();
-    journal.relays().await.unwrap();
+    every_relay(&journal).await;
     nobody_was_caught(&admin, "the relay's part of the journal").await;
 
-    // Nothing was forgotten: every function is pinned, or was parsed when it was made.
-    let loose: Vec<String> = sqlx::query_scalar(
-        "select p.oid::regprocedure::text from pg_proc p where p.pronamespace = 'hapax'::regnamespace \
-         and p.prosqlbody is null and not coalesce(p.proconfig @> array['search_path=pg_catalog, pg_temp'], false)",
-    )
-    .fetch_all(&admin)
-    .await
-    .unwrap();
-    assert_eq!(loose, Vec::<String>::new(), "functions that follow the caller's search_path");
+    nothing_is_loose(&admin).await;
     pool.close().await;
     drop_mined(scratch, admin).await;
 }
@@ -164,13 +166,46 @@ async fn everything(ledger: &PgLedger) {
     kit::settled(ledger, &retried, &grant, kit::retry(DAY)).await;
     let mut tx = ledger.pool().begin().await.unwrap();
     ledger.claim_in(&mut tx, &[kit::claim("in", Mode::Done), kit::latest(9)]).await.unwrap();
+    let scope = retried.identity.scope.clone();
+    ledger
+        .set_markers_in(&mut tx, &scope, &[Marker::new(Topic::new("orders").unwrap(), 0, 7)])
+        .await
+        .unwrap();
     tx.commit().await.unwrap();
+    let settled = kit::claim("settled-in", kit::lease());
+    let grant = kit::first(ledger, &settled).await;
+    let mut tx = ledger.transaction().await.unwrap();
+    let settles = [kit::settling(&settled, &grant, kit::done())];
+    assert!(!kit::is_fenced(ledger.settle_in(&mut tx, &settles).await.unwrap().remove(0).unwrap()));
+    tx.commit().await.unwrap();
+    assert!(ledger.was_committed(&settled).await.unwrap());
     kit::there(ledger, &retried).await;
     ledger.known(std::slice::from_ref(&retried.identity)).await.unwrap();
     ledger.stat().await.unwrap();
     ledger.epoch().await.unwrap();
     ledger.make_ahead().await.unwrap();
     kit::sweep(ledger, DAY).await;
+}
+
+/// Appends, alone and as two.
+async fn every_append(journal: &PgJournal) {
+    let event = |id: &str| Event::new(EventId::new(id).unwrap());
+    let append = |events: Vec<Event>| Append::new(Aggregate::new("order-1").unwrap(), Expected::Any, events);
+    for events in [vec![event("one")], vec![event("two"), event("three")]] {
+        assert_eq!(journal.append(&append(events.clone())).await.unwrap().placed.len(), events.len());
+    }
+    let mut tx = journal.transaction().await.unwrap();
+    assert_eq!(journal.append_in(&mut tx, &append(vec![event("four")])).await.unwrap().placed.len(), 1);
+    tx.commit().await.unwrap();
+}
+
+/// What a relay asks of a journal.
+async fn every_relay(journal: &PgJournal) {
+    let relay = RelayName::new("relay").unwrap();
+    let owner = Owner::new("me").unwrap();
+    journal.acquire_leadership(&relay, &owner, std::time::Duration::from_secs(9)).await.unwrap();
+    journal.stat().await.unwrap();
+    journal.relays().await.unwrap();
 }
 
 /// A table and a function in a session's own temporary schema, which comes first unless it is named last: what the owner's

@@ -274,7 +274,7 @@ impl Batch for Claims<'_, '_> {
         if let [one] = slice
             && own
             && self.statement == Statement::Batch
-            && !inner.database.pooled()
+            && !inner.database.needs_transaction()
             && lone::is_plain(one)
         {
             let answers = lone::first(inner, one).await?;

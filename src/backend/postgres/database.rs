@@ -80,6 +80,8 @@ pub(super) struct Database {
     pool: PgPool,
     /// Whether every statement must run inside a transaction and must not be kept prepared.
     pooled: AtomicBool,
+    /// Whether the role's search path names PostgreSQL's own schema after another one, which then hides its names.
+    hides_built_ins: bool,
 }
 
 impl Database {
@@ -89,7 +91,8 @@ impl Database {
             Pooling::Transaction => true,
             Pooling::Detect => verify::is_pooled(&pool).await?,
         };
-        Ok(Database { pool, pooled: AtomicBool::new(pooled) })
+        let hides_built_ins = !pooled && verify::hides_built_ins(&pool).await?;
+        Ok(Database { pool, pooled: AtomicBool::new(pooled), hides_built_ins })
     }
 
     pub(super) fn pool(&self) -> &PgPool {
@@ -98,6 +101,11 @@ impl Database {
 
     pub(super) fn pooled(&self) -> bool {
         self.pooled.load(Ordering::Relaxed)
+    }
+
+    /// Whether a statement of hapax's own must run inside a transaction, which pins the search path.
+    pub(super) fn needs_transaction(&self) -> bool {
+        self.pooled() || self.hides_built_ins
     }
 
     /// The server does not know a prepared statement, or already knows a new one: it changed under
@@ -112,26 +120,26 @@ impl Database {
     /// Runs one statement on its own.
     ///
     /// A client that stalls between two statements of a transaction keeps its locks, and no other
-    /// could take over. So one statement is its own transaction. Where a pooler needs an explicit
-    /// one, the server ends it if it is idle for too long.
+    /// could take over. So one statement is its own transaction. Where a pooler or the search path
+    /// needs an explicit one, the server ends it if it is idle for too long.
     pub(super) async fn fetch_all<T: Decoded>(&self, query: Select<'_, T>) -> sqlx::Result<Vec<T>> {
-        if !self.pooled() {
+        if !self.needs_transaction() {
             return query.fetch_all(&self.pool).await.inspect_err(|error| self.note_pooler(error));
         }
         let mut tx = begin(&self.pool, BEGIN_BRIEFLY).await?;
-        let rows = query.persistent(false).fetch_all(&mut *tx).await?;
+        let rows = query.persistent(!self.pooled()).fetch_all(&mut *tx).await?;
         tx.commit().await?;
         Ok(rows)
     }
 
     /// Runs one statement on its own and returns how many rows it changed.
     pub(super) async fn execute(&self, query: Query<'_, Postgres, PgArguments>) -> sqlx::Result<u64> {
-        if !self.pooled() {
+        if !self.needs_transaction() {
             let done = query.execute(&self.pool).await.inspect_err(|error| self.note_pooler(error))?;
             return Ok(done.rows_affected());
         }
         let mut tx = begin(&self.pool, BEGIN_BRIEFLY).await?;
-        let done = query.persistent(false).execute(&mut *tx).await?;
+        let done = query.persistent(!self.pooled()).execute(&mut *tx).await?;
         tx.commit().await?;
         Ok(done.rows_affected())
     }

@@ -30,7 +30,7 @@ pub(super) async fn is_pooled(pool: &PgPool) -> Result<bool> {
     let mut pooled = false;
     for asked in ASKED {
         // Uses the simple protocol, because a pooler may not support prepared statements.
-        let row = sqlx::raw_sql("select pg_backend_pid()::text")
+        let row = sqlx::raw_sql("select pg_catalog.pg_backend_pid()::text")
             .fetch_one(&mut connections[asked])
             .await
             .map_err(|e| translate(WHAT, e))?;
@@ -50,11 +50,32 @@ pub(super) async fn is_pooled(pool: &PgPool) -> Result<bool> {
 
 /// Whether the server can limit how long a transaction takes.
 pub(super) async fn limits_transactions(pool: &PgPool) -> Result<bool> {
-    let row = sqlx::raw_sql("select (current_setting('server_version_num')::int >= 170000)::text")
+    let sql =
+        "select (pg_catalog.current_setting('server_version_num')::int operator(pg_catalog.>=) 170000)::text";
+    let row = sqlx::raw_sql(sql).fetch_one(pool).await.map_err(|e| translate(WHAT, e))?;
+    Ok(row.get::<String, _>(0) == "true")
+}
+
+/// Whether the search path of a pool's sessions names PostgreSQL's own schema after another one.
+pub(super) async fn hides_built_ins(pool: &PgPool) -> Result<bool> {
+    let row = sqlx::raw_sql("select pg_catalog.current_setting('search_path')")
         .fetch_one(pool)
         .await
         .map_err(|e| translate(WHAT, e))?;
-    Ok(row.get::<String, _>(0) == "true")
+    let hides = names_it_late(&row.get::<String, _>(0));
+    if hides {
+        tracing::warn!(
+            target: "hapax",
+            "the search_path of this role names pg_catalog after another schema, which then hides PostgreSQL's own names: \
+             each statement takes a transaction of its own"
+        );
+    }
+    Ok(hides)
+}
+
+fn names_it_late(search_path: &str) -> bool {
+    let mut names = search_path.split(',').map(|name| name.trim().trim_matches('"'));
+    names.position(|name| name == "pg_catalog").is_some_and(|place| place > 0)
 }
 
 /// Refuses a server that cannot keep the guarantees, and logs warnings.

@@ -115,9 +115,9 @@ impl PgAccess {
 
 type Statement = sqlx::query::Query<'static, Postgres, sqlx::postgres::PgArguments>;
 
-/// A time in microseconds since 1970.
+/// A time in microseconds since 1970. Its names are PostgreSQL's own, whatever the search path.
 fn us(at: &str) -> String {
-    format!("(extract(epoch from {at}) * 1000000)::bigint")
+    format!("(extract(epoch from {at}) operator(pg_catalog.*) 1000000::numeric)::bigint")
 }
 
 /// The error for the caller. `what` says what was being done.
@@ -155,7 +155,7 @@ impl Inner {
     async fn rows(&self, what: &str, statement: impl Fn() -> Statement) -> Result<Vec<PgRow>> {
         let mut repeat = Repeat::statement();
         loop {
-            let answer = if self.database.pooled() {
+            let answer = if self.database.needs_transaction() {
                 self.rows_in_transaction(statement()).await
             } else {
                 statement().fetch_all(self.pool()).await

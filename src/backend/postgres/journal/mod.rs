@@ -173,7 +173,9 @@ impl Sql {
                 anchor::is_same("$4", "$5"),
             )),
             // Losing a wake-up in a crash does no harm, so it does not wait for the disk.
-            wake: sql("select set_config('synchronous_commit', 'off', true), pg_notify($1, '')::text"),
+            wake: sql(
+                "select pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify($1, '')::text",
+            ),
         }
     }
 }

@@ -55,8 +55,8 @@ impl Seen {
             Seen::Tenant(tenant) => ("hapax.tenant", tenant.as_str()),
             Seen::All => ("hapax.maintenance", "on"),
         };
-        let setting = sqlx::query("select set_config($1, $2, true)").persistent(false).bind(name).bind(value);
-        setting.execute(&mut **tx).await?;
+        let sql = "select pg_catalog.set_config($1, $2, true)";
+        sqlx::query(sql).persistent(false).bind(name).bind(value).execute(&mut **tx).await?;
         Ok(())
     }
 }

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-/// Statements with the schema's name in them.
+/// Statements with the schema's name in them. Those from `extend` on, but for `is_open` and `info`, run only in transactions
+/// whose search path is pinned; the others anywhere, also in a caller's transaction.
 pub(super) struct Sql {
     pub(super) begin: Arc<str>,
     pub(super) finish: Arc<str>,
@@ -17,10 +18,12 @@ pub(super) struct Sql {
     pub(super) info: Arc<str>,
 }
 
-/// A time in microseconds since 1970; the end of a lease for ever is the greatest number.
+/// A time in microseconds since 1970; the end of a lease for ever is the greatest number. Its names are PostgreSQL's own,
+/// whatever the search path.
 pub(super) fn us(at: &str) -> String {
     format!(
-        "case when {at} = 'infinity'::timestamptz then 9223372036854775807 else (extract(epoch from {at}) * 1000000)::bigint end"
+        "case when {at} operator(pg_catalog.=) 'infinity'::pg_catalog.timestamptz then 9223372036854775807 \
+         else (extract(epoch from {at}) operator(pg_catalog.*) 1000000::numeric)::bigint end"
     )
 }
 
@@ -42,7 +45,7 @@ impl Sql {
         let decided = "resolved_at = now.at, resolved_by = $4, resolved_why = $5";
         let unknown = "now.at >= k.until and now.at < k.held_until";
         // Whoever has the lease is fenced.
-        let token = "token = nextval('{s}.keys_token')";
+        let token = "token = nextval('{s}.keys_token'::regclass)";
         let over = "ended = true, bound = true";
         let held = "k.tenant = $1 and k.key = $2 and k.token = $3 and k.settled_at is null";
         Sql {
