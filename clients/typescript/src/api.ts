@@ -1185,6 +1185,8 @@ export interface WaitingAggregate {
 
 /** Aggregates that wait. */
 export interface WaitingAnswer {
+  /** How long ago the ledger was asked, in seconds. One that takes long to answer is asked less often. */
+  age_s: number;
   /** Those with the most parked events first. */
   aggregates: Array<WaitingAggregate>;
   /** Whether there are more. */

@@ -1379,6 +1379,8 @@ class WaitingAggregate(_WaitingAggregate, total=False):
 class WaitingAnswer(TypedDict):
     """Aggregates that wait."""
 
+    age_s: float
+    """How long ago the ledger was asked, in seconds. One that takes long to answer is asked less often."""
     aggregates: list[WaitingAggregate]
     """Those with the most parked events first."""
     more: bool

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use hapax::ledger::{Audit, Entry, Filter, Identity, Intervention, Logged, State};
+use hapax::ledger::{Audit, Entry, Filter, Identity, Intervention, Logged, State, Week};
 use hapax::words::counted;
 use hapax::{EventId, Fingerprint, Ledger, Owner, Scope, Tenant, Time};
 
@@ -10,9 +10,11 @@ use super::explanation::{Layer, Queue, Step, stamp};
 use super::skips::{self, Skips};
 use super::stores::Visibility;
 
-/// How many entries are looked at, and how many on a page.
-const ENTRIES_MAX: usize = 2000;
-const PAGE: usize = 500;
+/// How many open entries of a scope are shown, those with the lowest seqs; how many settled ones, the latest; and how
+/// many are on a page.
+const OPEN_MAX: usize = 2000;
+const SETTLED_MAX: usize = 2000;
+const PAGE: usize = 2000;
 /// How many audit rows are looked at, newest first.
 const AUDIT_MAX: usize = 10_000;
 /// How many seqs a sentence names.
@@ -33,7 +35,7 @@ struct Held {
 }
 
 impl Seen {
-    fn new(mut entry: Entry) -> Self {
+    pub fn new(mut entry: Entry) -> Self {
         let held = entry.row.body.take().map(|body| Held {
             payload_bytes: body.payload.as_ref().map(bytes::Bytes::len),
             headers: body.headers.iter().count(),
@@ -44,11 +46,49 @@ impl Seen {
     fn seq(&self) -> Option<u64> {
         self.entry.order.as_ref().map(|(_, seq)| *seq)
     }
+
+    fn place(&self) -> Place {
+        let Identity { scope, id, .. } = self.entry.identity.clone();
+        (self.seq(), self.entry.first_at, scope, id, self.entry.week)
+    }
+}
+
+/// The order of entries that are shown: by seq, then by when they were first seen.
+type Place = (Option<u64>, Time, Scope, EventId, Week);
+
+/// How far a scope is with an aggregate, as all of its settled entries say, also those that are not shown.
+#[derive(Default)]
+struct Progress {
+    /// The highest seq that took effect.
+    done_up_to: Option<u64>,
+    /// The lowest seq that is parked, and the highest that took effect below it.
+    parked: Option<u64>,
+    done_below: Option<u64>,
+}
+
+impl Progress {
+    fn opened(&mut self, state: State, seq: u64) {
+        if state == State::Parked {
+            self.parked = Some(self.parked.map_or(seq, |parked| parked.min(seq)));
+        }
+    }
+
+    fn settled(&mut self, state: State, seq: u64) {
+        if !matches!(state, State::Done | State::Finished) {
+            return;
+        }
+        self.done_up_to = self.done_up_to.max(Some(seq));
+        if self.parked.is_some_and(|parked| seq < parked) {
+            self.done_below = self.done_below.max(Some(seq));
+        }
+    }
 }
 
 /// What a ledger has.
 pub struct Found {
+    /// Entries that are shown, by seq.
     pub seen: Vec<Seen>,
+    progress: BTreeMap<Scope, Progress>,
     /// If there is nothing: the tenants that have something of this name.
     pub others: Vec<Option<Tenant>>,
     audit: Vec<Audit>,
@@ -77,38 +117,116 @@ pub async fn look(
 }
 
 /// The same without what operators did.
-pub async fn look_without_audit(
+async fn look_without_audit(
     ledger: &dyn Ledger,
     tenant: Option<&Tenant>,
     mut filter: Filter,
     visibility: &Visibility,
 ) -> hapax::Result<Found> {
-    let now = ledger.now().await?;
-    let (mut seen, mut after, mut left_out) = (Vec::new(), None, Vec::new());
     filter.tenant = Some(tenant.cloned());
-    loop {
-        let page = ledger.list(&filter, after.as_ref(), PAGE).await?;
-        seen.extend(page.entries.into_iter().map(Seen::new));
-        after = page.next;
-        if after.is_none() {
-            break;
+    let mut found = if filter.id.is_some() {
+        // Each scope has one, or one a week.
+        let (mut seen, now) = (BTreeMap::new(), ledger.now().await?);
+        each(ledger, &filter, |one| drop(seen.insert(one.place(), one))).await?;
+        Found::new(seen, BTreeMap::new(), now)
+    } else {
+        let (open, more) = open_entries(ledger, &filter).await?;
+        let mut found = with_settled(ledger, &filter, open, SETTLED_MAX).await?;
+        if more {
+            found.left_out.push(format!("of a scope's open entries only the first {OPEN_MAX} are shown"));
         }
-        if seen.len() >= ENTRIES_MAX {
-            left_out.push(format!("only its first {} entries are shown", seen.len()));
-            break;
-        }
-    }
-    let mut others = BTreeSet::new();
-    if seen.is_empty() && !visibility.is_bound {
+        found
+    };
+    if found.seen.is_empty() && !visibility.is_bound {
         filter.tenant = None;
         let page = ledger.list(&filter, None, OTHERS).await?;
-        others.extend(page.entries.into_iter().map(|entry| entry.identity.tenant));
+        let others: BTreeSet<_> = page.entries.into_iter().map(|entry| entry.identity.tenant).collect();
+        found.others.extend(others);
     }
-    let others = others.into_iter().collect();
-    Ok(Found { seen, others, audit: Vec::new(), skips: Skips::default(), now, left_out })
+    Ok(found)
+}
+
+/// The open entries that match, of each scope those with the lowest seqs, and whether there are more. Listings are by
+/// id, so all of them are looked at.
+pub async fn open_entries(ledger: &dyn Ledger, filter: &Filter) -> hapax::Result<(Vec<Seen>, bool)> {
+    let filter = Filter { states: states(true), ..filter.clone() };
+    let (mut open, mut more) = (BTreeMap::<Scope, BTreeMap<Place, Seen>>::new(), false);
+    each(ledger, &filter, |seen| {
+        let of = open.entry(seen.entry.identity.scope.clone()).or_default();
+        of.insert(seen.place(), seen);
+        if of.len() > OPEN_MAX {
+            of.pop_last();
+            more = true;
+        }
+    })
+    .await?;
+    Ok((open.into_values().flat_map(BTreeMap::into_values).collect(), more))
+}
+
+/// Adds to open entries the latest settled ones that match the filter. It looks at all of those: how a scope stands
+/// does not depend on how many are shown.
+pub async fn with_settled(
+    ledger: &dyn Ledger,
+    filter: &Filter,
+    open: Vec<Seen>,
+    shown_max: usize,
+) -> hapax::Result<Found> {
+    let now = ledger.now().await?;
+    let mut progress = BTreeMap::<Scope, Progress>::new();
+    for (seen, seq) in open.iter().filter_map(|seen| Some((seen, seen.seq()?))) {
+        progress.entry(seen.entry.identity.scope.clone()).or_default().opened(seen.entry.state, seq);
+    }
+    let mut open: BTreeMap<_, _> = open.into_iter().map(|seen| (seen.place(), seen)).collect();
+    let (mut settled, mut is_cut) = (BTreeMap::new(), false);
+    let filter = Filter { states: states(false), ..filter.clone() };
+    each(ledger, &filter, |seen| {
+        let place = seen.place();
+        open.remove(&place); // it was settled meanwhile
+        if let Some(seq) = seen.seq() {
+            progress.entry(seen.entry.identity.scope.clone()).or_default().settled(seen.entry.state, seq);
+        }
+        settled.insert(place, seen);
+        if settled.len() > shown_max {
+            settled.pop_first();
+            is_cut = true;
+        }
+    })
+    .await?;
+    settled.append(&mut open);
+    let cut = is_cut.then(|| format!("of its settled entries only the latest {shown_max} are shown"));
+    Ok(Found { left_out: cut.into_iter().collect(), ..Found::new(settled, progress, now) })
+}
+
+fn states(open: bool) -> Vec<State> {
+    State::ALL.into_iter().filter(|state| state.is_open() == open).collect()
+}
+
+/// Shows every entry that matches a filter.
+async fn each(ledger: &dyn Ledger, filter: &Filter, mut look: impl FnMut(Seen)) -> hapax::Result<()> {
+    let mut after = None;
+    loop {
+        let page = ledger.list(filter, after.as_ref(), PAGE).await?;
+        page.entries.into_iter().map(Seen::new).for_each(&mut look);
+        after = page.next;
+        if after.is_none() {
+            return Ok(());
+        }
+    }
 }
 
 impl Found {
+    fn new(seen: BTreeMap<Place, Seen>, progress: BTreeMap<Scope, Progress>, now: Time) -> Self {
+        Found {
+            seen: seen.into_values().collect(),
+            progress,
+            others: Vec::new(),
+            audit: Vec::new(),
+            skips: Skips::default(),
+            now,
+            left_out: Vec::new(),
+        }
+    }
+
     /// The steps of each entry.
     pub fn threads(&self) -> Vec<Vec<Step>> {
         self.seen.iter().map(|seen| self.thread(seen)).collect()
@@ -176,39 +294,34 @@ impl Found {
 
     /// How each scope stands with the aggregate.
     pub fn queues(&self) -> Vec<Queue> {
-        let mut scopes = BTreeMap::<&str, Vec<(u64, &Seen)>>::new();
-        for seen in &self.seen {
-            let Some(seq) = seen.seq() else { continue };
-            scopes.entry(seen.entry.identity.scope.as_str()).or_default().push((seq, seen));
+        let mut open = BTreeMap::<&Scope, Vec<(u64, &Seen)>>::new();
+        for seen in self.seen.iter().filter(|seen| seen.entry.state.is_open()) {
+            if let Some(seq) = seen.seq() {
+                open.entry(&seen.entry.identity.scope).or_default().push((seq, seen));
+            }
         }
-        scopes
-            .into_iter()
-            .map(|(scope, mut of)| {
-                of.sort_by_key(|(seq, _)| *seq);
-                self.queue(scope, &of)
-            })
-            .collect()
+        // They are in the order of their seqs.
+        let of = |scope| open.get(scope).map_or(&[][..], Vec::as_slice);
+        let scopes = self.progress.iter();
+        scopes.map(|(scope, progress)| self.queue(scope, progress, of(scope))).collect()
     }
 
-    fn queue(&self, scope: &str, of: &[(u64, &Seen)]) -> Queue {
-        let in_state = |states: &'static [State]| {
-            of.iter().filter(move |(_, seen)| states.contains(&seen.entry.state)).map(|(seq, _)| *seq)
-        };
-        let done_up_to = in_state(&[State::Done, State::Finished]).max();
-        let head = of.iter().find(|(_, seen)| seen.entry.state.is_open());
-        let waiting: Vec<_> = in_state(&[State::Parked]).collect();
-        let done = match done_up_to {
+    fn queue(&self, scope: &Scope, progress: &Progress, open: &[(u64, &Seen)]) -> Queue {
+        let head = open.first();
+        let parked = open.iter().filter(|(_, seen)| seen.entry.state == State::Parked);
+        let waiting: Vec<_> = parked.map(|(seq, _)| *seq).collect();
+        let done = match progress.done_up_to {
             Some(seq) => format!("done up to seq {seq}"),
             None => "nothing is done yet".to_owned(),
         };
         let rest = match (waiting.first(), head) {
-            (Some(first), _) => self.waits(of, &waiting, *first),
+            (Some(first), _) => self.waits(progress, open, &waiting, *first),
             (None, Some((seq, seen))) => format!("seq {seq} is {}", word(seen.entry.state)),
             (None, None) => "nothing waits".to_owned(),
         };
         Queue {
-            scope: scope.to_owned(),
-            done_up_to,
+            scope: scope.to_string(),
+            done_up_to: progress.done_up_to,
             head: head.map(|(seq, _)| *seq),
             head_state: head.map(|(_, seen)| seen.entry.state.name()),
             waiting,
@@ -217,17 +330,15 @@ impl Found {
     }
 
     /// What parked events wait behind: the first that is open after what is done. There is none if one never came.
-    fn waits(&self, of: &[(u64, &Seen)], waiting: &[u64], first: u64) -> String {
-        let is_done = |seen: &Seen| matches!(seen.entry.state, State::Done | State::Finished);
-        let before = || of.iter().filter(|(seq, _)| *seq < first);
-        let passed = before().filter(|(_, seen)| is_done(seen)).map(|(seq, _)| *seq).max();
-        let blocks = before().find(|(seq, seen)| Some(*seq) > passed && seen.entry.state.is_open());
+    fn waits(&self, progress: &Progress, open: &[(u64, &Seen)], waiting: &[u64], first: u64) -> String {
+        let is_between = |seq: u64| Some(seq) > progress.done_below && seq < first;
+        let blocks = open.iter().find(|(seq, _)| is_between(*seq));
         let wait = if waiting.len() == 1 { "waits" } else { "wait" };
         let behind = match blocks {
             Some((seq, seen)) => format!("seq {seq}, which is {}", word(seen.entry.state)),
             None => "a seq that has not come".to_owned(),
         };
-        let skipped = if self.was_skipped(of) { "; an operator let the aggregate past it" } else { "" };
+        let skipped = if self.was_skipped(open) { "; an operator let the aggregate past it" } else { "" };
         format!("seq {} {wait} behind {behind}{skipped}", seqs(waiting))
     }
 

@@ -21,6 +21,7 @@ use super::feeding::FeedStatus;
 use super::health::Readiness;
 use super::overview::{Counted, Listeners};
 use super::store::Store;
+use super::waiting::Waits;
 use crate::cli::Global;
 use crate::exporters::{self, Metrics};
 use crate::failure::Failure;
@@ -61,6 +62,7 @@ pub struct App {
     /// What pages show, and who listens.
     pub counted: Counted,
     pub listeners: Listeners,
+    pub waits: Waits,
     pub checked: Checked,
     pub metrics: PrometheusHandle,
     /// A permit for each request that runs, whether or not its client still waits; of the listener for
@@ -144,6 +146,7 @@ impl App {
             readiness: Readiness::default(),
             counted: Counted::default(),
             listeners: Listeners::default(),
+            waits: Waits::default(),
             checked: Checked::default(),
             metrics,
             work,

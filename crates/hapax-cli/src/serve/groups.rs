@@ -119,7 +119,7 @@ pub fn scopes_of(caller: &Caller) -> Option<std::collections::BTreeSet<Scope>> {
 }
 
 /// The entries that match, without their bytes, and whether there are more than are looked at.
-pub async fn entries(app: &App, filter: &Filter) -> Result<(Vec<Entry>, bool), Problem> {
+pub async fn entries(app: &App, filter: &Filter) -> hapax::Result<(Vec<Entry>, bool)> {
     let (mut found, mut after) = (Vec::new(), None);
     loop {
         let page = app.ledger.list(filter, after.as_ref(), PAGE).await?;

@@ -451,6 +451,7 @@ async fn carry_out(
                 Err(problem) => unchanged(what, identity, &problem),
             });
         }
+        app.waits.forget();
     }
     Ok(Json(ChangedAnswer { dry_run: body.dry_run, entries, more }))
 }

@@ -1,20 +1,25 @@
 //! Something that takes long to count: one task counts it at a time, for all who ask, whether or not they still wait.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hapax::Error;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// How long a count stays fresh at least.
+/// How long a count stays fresh at least, unless [`Recent::with_period`] says otherwise.
 pub const PERIOD: Duration = Duration::from_secs(2);
 /// Counting may take at most this part of the time.
 const COUNTING_PART: u32 = 10;
 
 /// What was counted lately, and whether it is being counted.
 #[derive(Debug)]
-pub struct Recent<T>(watch::Sender<State<T>>);
+pub struct Recent<T> {
+    state: watch::Sender<State<T>>,
+    /// How long a count stays fresh, however quick it was.
+    period: Duration,
+}
 
 #[derive(Debug)]
 struct State<T> {
@@ -51,13 +56,20 @@ pub enum Latest<T> {
 
 impl<T> Default for Recent<T> {
     fn default() -> Self {
-        Recent(watch::Sender::new(State { since: None, last: None, ended: None }))
+        Recent::with_period(PERIOD)
+    }
+}
+
+impl<T> Recent<T> {
+    /// Nothing was counted yet. A count that is quick stays fresh for this long.
+    pub fn with_period(period: Duration) -> Self {
+        Recent { state: watch::Sender::new(State { since: None, last: None, ended: None }), period }
     }
 }
 
 impl<T> State<T> {
-    fn is_fresh(&self) -> bool {
-        let keeps = |took: &Duration| PERIOD.max(*took * COUNTING_PART).mul_f64(0.9);
+    fn is_fresh(&self, period: Duration) -> bool {
+        let keeps = |took: &Duration| period.max(*took * COUNTING_PART).mul_f64(0.9);
         self.ended.as_ref().is_some_and(|(at, took, _)| at.elapsed() < keeps(took))
     }
 }
@@ -75,15 +87,15 @@ impl<T: Send + Sync + 'static> Recent<T> {
         F: Future<Output = hapax::Result<T>> + Send + 'static,
     {
         let began = Instant::now();
-        let begins = self.0.send_if_modified(|state| {
-            let begins = state.since.is_none() && !state.is_fresh();
+        let begins = self.state.send_if_modified(|state| {
+            let begins = state.since.is_none() && !state.is_fresh(self.period);
             if begins {
                 (state.since, state.ended) = (Some(began), None);
             }
             begins
         });
         if begins {
-            let (counting, counted, mut stopping) = (Counting(self.0.clone()), count(), stopping.clone());
+            let (counting, counted, mut stopping) = (Counting(self.state.clone()), count(), stopping.clone());
             tokio::spawn(async move {
                 tokio::select! {
                     counted = counted => counting.end(began, counted),
@@ -91,10 +103,10 @@ impl<T: Send + Sync + 'static> Recent<T> {
                 }
             });
         }
-        let mut seen = self.0.subscribe();
+        let mut seen = self.state.subscribe();
         // Without an end in time the state is as it is now.
         let _ = tokio::time::timeout(patience, seen.wait_for(|state| state.since.is_none())).await;
-        let state = self.0.borrow();
+        let state = self.state.borrow();
         if let Some((_, _, Some(error))) = state.ended.as_ref().filter(|_| state.since.is_none()) {
             return Err(Arc::clone(error));
         }
@@ -127,6 +139,35 @@ impl<T> Counting<T> {
 impl<T> Drop for Counting<T> {
     fn drop(&mut self) {
         self.0.send_modify(|state| state.since = None);
+    }
+}
+
+/// For how many questions the last answer is remembered.
+const QUESTIONS_MAX: usize = 32;
+
+/// What was found lately, by question: all who may see the same share one look. A quick one is not remembered.
+#[derive(Debug)]
+pub struct RecentBy<Q, T>(Mutex<BTreeMap<Q, Arc<Recent<T>>>>);
+
+impl<Q, T> Default for RecentBy<Q, T> {
+    fn default() -> Self {
+        RecentBy(Mutex::default())
+    }
+}
+
+impl<Q: Ord + Clone, T> RecentBy<Q, T> {
+    pub fn of(&self, question: &Q) -> Arc<Recent<T>> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= QUESTIONS_MAX && !known.contains_key(question) {
+            known.clear();
+        }
+        let new = || Arc::new(Recent::with_period(Duration::ZERO));
+        Arc::clone(known.entry(question.clone()).or_insert_with(new))
+    }
+
+    /// Something was changed: whoever asks from now on gets what is found from now on.
+    pub fn forget(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
 
@@ -195,5 +236,29 @@ mod tests {
         tokio::time::sleep(PERIOD).await;
         assert_eq!(counted(recent.get(NOW, &stopping, || async { panic!("as it does") }).await), None);
         assert_eq!(counted(recent.get(NOW, &stopping, || async { Ok(3) }).await), Some(3));
+    }
+    /// T471: what reads much is looked for once for all who ask, and again only after ten times as long as it took, or
+    /// when it was changed here.
+    #[tokio::test(start_paused = true)]
+    async fn t471_a_long_look_is_shared_by_those_who_may_see_the_same() {
+        let (_stop, stopping) = watch::channel(false);
+        let (by, looked) = (RecentBy::<&str, u32>::default(), Arc::new(AtomicU32::new(0)));
+        let look = |of| {
+            let (recent, looked, stopping) = (by.of(&of), Arc::clone(&looked), stopping.clone());
+            async move {
+                let look = || async move {
+                    tokio::time::sleep(NOW).await;
+                    Ok(looked.fetch_add(1, Ordering::SeqCst) + 1)
+                };
+                counted(recent.get(2 * NOW, &stopping, look).await)
+            }
+        };
+        assert_eq!(tokio::join!(look("acme"), look("acme"), look("acme")), (Some(1), Some(1), Some(1)));
+        assert_eq!(look("all").await, Some(2), "what others may see is looked for apart");
+        assert_eq!(look("acme").await, Some(1));
+        tokio::time::sleep(10 * NOW).await;
+        assert_eq!(look("acme").await, Some(3));
+        by.forget();
+        assert_eq!(look("acme").await, Some(4));
     }
 }

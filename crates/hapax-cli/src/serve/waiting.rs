@@ -1,11 +1,14 @@
 //! Aggregates that wait, and for what.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::State;
-use hapax::ledger::{Filter, State as Is};
+use axum::http::StatusCode;
+use hapax::ledger::{Entry, Filter, State as Is};
 use hapax::problem::Problem;
-use hapax::{Aggregate, Tenant};
+use hapax::{Aggregate, Scope, Tenant};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -13,14 +16,16 @@ use utoipa_axum::routes;
 
 use super::app::Shared;
 use super::auth::Operator;
-use super::explain::visibility_of;
 use super::extract::{Json, Params};
 use super::groups::{entries, scopes_of};
 use super::overview::OPEN_STATES;
-use crate::explain::entries::look_without_audit;
+use super::recent::{Latest, RecentBy};
+use crate::explain::entries::{Seen, open_entries, with_settled};
 
 /// How many aggregates are answered.
 const AGGREGATES_MAX: usize = 50;
+/// How long an answer waits for a look that is under way.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 pub fn routes() -> OpenApiRouter<Shared> {
     OpenApiRouter::new().routes(routes!(waiting))
@@ -37,7 +42,7 @@ pub struct WaitingParams {
 }
 
 /// How a scope stands with an aggregate.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct WaitingAggregate {
     /// Whose data.
     tenant: Option<String>,
@@ -66,9 +71,31 @@ pub struct WaitingAnswer {
     aggregates: Vec<WaitingAggregate>,
     /// Whether there are more.
     more: bool,
+    /// How long ago the ledger was asked, in seconds. One that takes long to answer is asked less often.
+    age_s: f64,
 }
 
+/// Whose aggregates are looked at.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Asked {
+    /// Of one tenant; none: of all.
+    tenant: Option<Option<Tenant>>,
+    /// In these scopes; none: in all.
+    scopes: Option<BTreeSet<Scope>>,
+}
+
+/// What waits.
+pub struct Found {
+    aggregates: Vec<WaitingAggregate>,
+    more: bool,
+}
+
+/// What was found lately. A look reads all settled entries of the aggregates that wait.
+pub type Waits = RecentBy<Asked, Found>;
+
 /// Aggregates of which something is not settled: what is parked behind what
+///
+/// While a large ledger is looked through for the first time, the answer is 503.
 #[utoipa::path(
     get, path = "/v1/waiting", tag = "letters", params(WaitingParams),
     responses((status = 200, description = "The aggregates", body = WaitingAnswer))
@@ -81,33 +108,58 @@ async fn waiting(
     if params.all_tenants {
         caller.needs_all_tenants()?;
     }
-    let filter = Filter {
-        tenant: (!params.all_tenants).then(|| caller.tenant.clone()),
-        scopes: scopes_of(&caller),
-        states: OPEN_STATES.to_vec(),
-        ..Filter::default()
-    };
-    let (open, mut more) = entries(&app, &filter).await?;
-    // How many of each are parked, and whether anything is dead: that needs an operator first.
-    let mut found: BTreeMap<(Option<Tenant>, Aggregate), (usize, usize)> = BTreeMap::new();
-    for entry in &open {
-        let Some((aggregate, _)) = &entry.order else { continue };
-        let counts = found.entry((entry.identity.tenant.clone(), aggregate.clone())).or_default();
-        counts.0 += usize::from(entry.state == Is::Parked);
-        counts.1 += usize::from(entry.state == Is::Dead);
+    let asked =
+        Asked { tenant: (!params.all_tenants).then(|| caller.tenant.clone()), scopes: scopes_of(&caller) };
+    let look = || find(Arc::clone(&app), asked.clone());
+    let latest = app.waits.of(&asked).get(PATIENCE, &app.stopping, look).await;
+    match latest.map_err(|error| Problem::of(&error))? {
+        Latest::Counted(found) => Ok(Json(WaitingAnswer {
+            aggregates: found.value.aggregates.clone(),
+            more: found.value.more,
+            age_s: found.age().as_secs_f64(),
+        })),
+        Latest::Counting(time) => Err(looking(time)),
+    }
+}
+
+/// Nothing was found yet.
+fn looking(time: Duration) -> Problem {
+    let detail = format!("the ledger has been looked through for {} s so far; ask again", time.as_secs());
+    let title = "Aggregates that wait are being looked for";
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", title, detail).retry()
+}
+
+async fn find(app: Shared, asked: Asked) -> hapax::Result<Found> {
+    let states = OPEN_STATES.to_vec();
+    let filter = Filter { tenant: asked.tenant, scopes: asked.scopes, states, ..Filter::default() };
+    let (open, is_cut) = entries(&app, &filter).await?;
+    let mut found: BTreeMap<(Option<Tenant>, Aggregate), Vec<Entry>> = BTreeMap::new();
+    for entry in open {
+        let Some((aggregate, _)) = entry.order.clone() else { continue };
+        found.entry((entry.identity.tenant.clone(), aggregate)).or_default().push(entry);
     }
     let mut order: Vec<_> = found.into_iter().collect();
-    order.sort_by_key(|(_, counts)| std::cmp::Reverse(*counts));
-    more |= order.len() > AGGREGATES_MAX;
-    let visibility = visibility_of(&caller);
+    // How many of each are parked, and whether anything is dead: that needs an operator first.
+    let count = |of: &[Entry], state| of.iter().filter(|entry| entry.state == state).count();
+    order.sort_by_cached_key(|(_, of)| std::cmp::Reverse((count(of, Is::Parked), count(of, Is::Dead))));
+    let mut more = is_cut || order.len() > AGGREGATES_MAX;
     let mut aggregates = Vec::new();
-    for ((tenant, aggregate), _) in order.into_iter().take(AGGREGATES_MAX) {
+    for ((tenant, aggregate), open) in order.into_iter().take(AGGREGATES_MAX) {
         let filter = Filter {
+            tenant: Some(tenant.clone()),
+            // Those in which something is open; how far others are is not shown.
+            scopes: Some(open.iter().map(|entry| entry.identity.scope.clone()).collect()),
             aggregate: Some(aggregate.clone()),
-            scopes: visibility.scopes.clone(),
             ..Filter::default()
         };
-        let seen = look_without_audit(&*app.ledger, tenant.as_ref(), filter, &visibility).await?;
+        let open = if is_cut {
+            let (open, cut) = open_entries(&*app.ledger, &filter).await?;
+            more |= cut;
+            open
+        } else {
+            open.into_iter().map(Seen::new).collect()
+        };
+        let seen = with_settled(&*app.ledger, &filter, open, 0).await?;
         let last = app.journal.head(tenant.as_ref(), &aggregate).await?;
         for queue in seen.queues().into_iter().filter(|queue| queue.head.is_some()) {
             aggregates.push(WaitingAggregate {
@@ -123,5 +175,5 @@ async fn waiting(
             });
         }
     }
-    Ok(Json(WaitingAnswer { aggregates, more }))
+    Ok(Found { aggregates, more })
 }

@@ -49,3 +49,4 @@ mod token;
 mod top;
 mod traces;
 mod verify;
+mod waiting;
