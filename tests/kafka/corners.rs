@@ -151,7 +151,7 @@ async fn t442_a_topic_whose_leader_may_lag_is_refused() {
     };
     found("false").await.unwrap();
     let error = found("true").await.expect_err("a lagging replica may become the leader").to_string();
-    assert!(error.contains("unclean.leader.election.enable"), "{error}");
+    assert!(error.contains("unclean.leader.election.enable") && !error.contains("  "), "{error}");
 }
 
 #[tokio::test]

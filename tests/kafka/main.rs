@@ -7,4 +7,5 @@ mod contract;
 mod corners;
 mod foreign;
 mod offsets;
+mod pausing;
 mod tls;

@@ -254,7 +254,7 @@ impl<S: tracing::Subscriber> Layer<S> for Said {
 /// Every record is delivered once and in order all the same.
 #[tokio::test]
 async fn t79_partitions_that_were_dropped_from_memory_are_read_again() {
-    const PARTITIONS: i32 = 4;
+    const PARTITIONS: i32 = 6;
     let dropped = Said("paused with too much in memory", Arc::default());
     let _guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(dropped.clone()));
     let mut settings: KafkaSettings = settings();

@@ -23,3 +23,4 @@ mod names;
 mod operations;
 mod sweep;
 mod sweep_race;
+mod synchronous;

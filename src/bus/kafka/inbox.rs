@@ -1,24 +1,57 @@
 //! State shared by a member's thread and its subscriber: buffered records, assignment events and
 //! requests.
 //!
+//! Pausing a partition stops its delivery here, not its fetching. librdkafka's own pause drops all
+//! that was fetched ahead, and after its resume up to a second passes before it fetches again. What
+//! arrives while a partition is paused waits here. Only if too much waits is it paused in librdkafka.
+//!
 //! The state's lock is never held during a call to librdkafka, because its callbacks lock it too.
 //! `flow` is held during such calls, but only those that pause or resume delivery, which trigger no
 //! callbacks.
 
+mod partition;
+mod room;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, oneshot};
 
-use super::gaps::Gaps;
+use self::partition::PartitionState;
+use self::room::{Room, Waiting};
 use crate::bus::{Assignment, BusEvent, Partition, Received};
 use crate::error::{Error, Result};
 
 /// The most records returned at once.
 const RECORDS_MAX: usize = 500;
+
+/// What became of a record.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Pushed {
+    /// It will be delivered next, or its partition is not this member's.
+    Open,
+    /// Its partition is paused, and it waits.
+    Waits,
+    /// The same, and no more of its partition may be fetched.
+    Full(Partition),
+    /// The offsets of its partition have started over: it was lost and assigned again, and is not
+    /// paused.
+    Anew(Partition),
+}
+
+/// What tests see and do.
+#[derive(Default)]
+pub(super) struct Probe {
+    /// Members have stopped polling.
+    pub(super) silent: AtomicBool,
+    /// How often a partition was paused in librdkafka, because too much of it waited.
+    pub(super) fetch_pauses: AtomicUsize,
+    /// The most records of paused partitions that waited in one member.
+    pub(super) waited_max: AtomicUsize,
+}
 
 /// Wakes the thread when records arrive or the subscriber has a request.
 #[derive(Default)]
@@ -35,59 +68,6 @@ impl WakeUp {
         let woken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.1.wait_timeout_while(woken, at_most, |woken| !*woken);
         *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
-    }
-}
-
-/// A partition assigned to this member.
-#[derive(Default)]
-struct PartitionState {
-    epoch: u64,
-    paused: bool,
-    /// The group asks for it back; nothing more is delivered.
-    revoking: bool,
-    records: VecDeque<Received>,
-    bytes: usize,
-    /// The offset after the last record received, or the one sought. Initially the group's commit,
-    /// if any.
-    next: Option<i64>,
-    gaps: Gaps,
-    /// The offset after the last one delivered to the subscriber. Before that, where it began, if
-    /// known.
-    delivered: Option<i64>,
-    /// Fetched records were dropped, to save memory: it must be read again from this offset. Until
-    /// then nothing that arrives counts.
-    rewind: Option<i64>,
-}
-
-impl PartitionState {
-    /// How many records may be delivered now.
-    fn ready(&self) -> usize {
-        match self.gaps.end() {
-            Some(end) => self.records.partition_point(|next| next.origin.offset < end),
-            None => self.records.len(),
-        }
-    }
-
-    /// Drops everything that was fetched.
-    fn clear(&mut self) {
-        self.records = VecDeque::new();
-        (self.bytes, self.gaps, self.rewind) = (0, Gaps::default(), None);
-    }
-
-    /// Continues at `next`, without what was fetched.
-    fn continue_at(&mut self, next: i64) {
-        (self.next, self.delivered) = (Some(next), Some(next));
-        self.clear();
-    }
-
-    /// Drops what was fetched; the thread reads it again. Starts behind what was heard of, not at
-    /// the first record, so that a gap before that record is found again too.
-    fn drop_fetched(&mut self) {
-        let Some(from) = self.delivered.or(self.records.front().map(|first| first.origin.offset)) else {
-            return;
-        };
-        self.continue_at(from);
-        self.rewind = Some(from);
     }
 }
 
@@ -140,22 +120,19 @@ pub(super) struct Inbox {
     flow: Mutex<()>,
     changed: Notify,
     pub(super) wake_up: Arc<WakeUp>,
-    records_max: usize,
-    bytes_max: usize,
-    /// Whether this member has stopped polling (tests only).
-    pub(super) silent: Arc<AtomicBool>,
+    room: Room,
+    pub(super) probe: Arc<Probe>,
 }
 
 impl Inbox {
-    pub(super) fn new(records_max: usize, bytes_max: usize, silent: Arc<AtomicBool>) -> Self {
+    pub(super) fn new(records_max: usize, bytes_max: usize, probe: Arc<Probe>) -> Self {
         Inbox {
             state: Mutex::default(),
             flow: Mutex::default(),
             changed: Notify::new(),
             wake_up: Arc::default(),
-            records_max,
-            bytes_max,
-            silent,
+            room: Room { records_max, bytes_max },
+            probe,
         }
     }
 
@@ -262,13 +239,11 @@ impl Inbox {
         Some(partitions)
     }
 
-    /// Buffers a record, or drops it if its partition is not (or no longer) ours. Returns the
-    /// partition if its offsets have started over: it was lost and assigned again, and is no longer
-    /// paused.
-    pub(super) fn push(&self, record: Received, bytes: usize) -> Option<Partition> {
+    /// Buffers a record, or drops it if its partition is not (or no longer) ours.
+    pub(super) fn push(&self, record: Received, bytes: usize) -> Pushed {
         let anew = self.begins_anew(&record);
-        self.put(record, bytes);
-        anew
+        let pushed = self.put(record, bytes);
+        anew.map_or(pushed, Pushed::Anew)
     }
 
     /// Detects a record below the offsets already delivered: the partition now holds other data.
@@ -296,31 +271,30 @@ impl Inbox {
         Some(partition)
     }
 
-    fn put(&self, record: Received, bytes: usize) {
+    fn put(&self, record: Received, bytes: usize) -> Pushed {
         let mut state = self.lock();
         let partition = Partition { topic: record.origin.topic.clone(), number: record.origin.partition };
         let offset = record.origin.offset;
         let wanted = |own: &&mut PartitionState| !own.revoking && own.rewind.is_none();
-        if let Some(own) = state.partitions.get_mut(&partition).filter(wanted) {
-            own.gaps.on_record(own.next, offset);
-            own.next = Some(offset + 1);
-            own.bytes += bytes;
-            own.records.push_back(record);
-            if !own.paused {
-                self.changed.notify_one();
-            }
+        let Some(own) = state.partitions.get_mut(&partition).filter(wanted) else { return Pushed::Open };
+        own.gaps.on_record(own.next, offset);
+        own.next = Some(offset + 1);
+        own.bytes += bytes;
+        own.records.push_back(record);
+        if !own.paused {
+            self.changed.notify_one();
+            return Pushed::Open;
         }
+        let paused = state.waiting();
+        self.probe.waited_max.fetch_max(paused.records, Ordering::Relaxed);
+        if self.room.fetches_on(paused) { Pushed::Waits } else { Pushed::Full(partition) }
     }
 
     /// Whether more records may be buffered. Those of paused partitions do not count: they would
-    /// block the others, and no more of them are fetched. [`set_paused`](Self::set_paused) bounds
-    /// them.
+    /// block the others. They have bounds of their own.
     pub(super) fn has_room(&self) -> bool {
         let state = self.lock();
-        let waiting = state.partitions.values().filter(|own| !own.paused);
-        let (records, bytes) =
-            waiting.fold((0, 0), |(records, bytes), own| (records + own.records.len(), bytes + own.bytes));
-        records < self.records_max && bytes < self.bytes_max
+        self.room.is_free(Waiting::of(state.partitions.values().filter(|own| !own.paused)))
     }
 
     /// Notes that librdkafka has reset a partition to its beginning (`None`: any of them), so its next
@@ -397,7 +371,9 @@ impl Inbox {
 
     /// Whether the subscriber has taken all events and still calls `next`.
     pub(super) fn is_heard(&self, within: Duration) -> bool {
-        !self.silent.load(Ordering::SeqCst) && self.lock().news.is_empty() && self.is_listened_to(within)
+        !self.probe.silent.load(Ordering::SeqCst)
+            && self.lock().news.is_empty()
+            && self.is_listened_to(within)
     }
 
     /// Whether `next` is waiting, or was within this time.
@@ -415,10 +391,21 @@ impl Inbox {
         self.lock().leaving
     }
 
-    /// The paused partitions.
-    pub(super) fn paused(&self) -> Vec<Partition> {
+    /// The partitions that are paused in librdkafka.
+    pub(super) fn fetch_paused(&self) -> Vec<Partition> {
         let state = self.lock();
-        state.partitions.iter().filter(|(_, own)| own.paused).map(|(p, _)| p.clone()).collect()
+        state.partitions.iter().filter(|(_, own)| own.fetch_paused).map(|(p, _)| p.clone()).collect()
+    }
+
+    /// Notes that partitions were paused or resumed in librdkafka.
+    pub(super) fn set_fetch_paused(&self, partitions: &[Partition], paused: bool) {
+        let mut state = self.lock();
+        for partition in partitions {
+            if let Some(own) = state.partitions.get_mut(partition) {
+                own.fetch_paused = paused;
+                self.probe.fetch_pauses.fetch_add(usize::from(paused), Ordering::SeqCst);
+            }
+        }
     }
 
     // Called by the subscriber.
@@ -439,7 +426,7 @@ impl Inbox {
     }
 
     pub(super) fn take(&self) -> Option<Result<BusEvent>> {
-        if self.silent.load(Ordering::SeqCst) {
+        if self.probe.silent.load(Ordering::SeqCst) {
             return None;
         }
         let mut state = self.lock();
@@ -479,27 +466,32 @@ impl Inbox {
         self.wake_up.wake();
     }
 
-    /// Pauses or resumes delivery. Returns the partitions that are still assigned under the same
-    /// epoch. Paused partitions together keep at most twice as much as the others may: a partition
-    /// that is paused beyond that is dropped from memory, and read again.
-    pub(super) fn set_paused(&self, partitions: &[Assignment], paused: bool) -> Vec<Partition> {
+    /// Pauses delivery of partitions that are still assigned under the same epoch. One that is paused
+    /// when paused ones keep too much already is dropped from memory, and read again. Returns those
+    /// that were dropped: they must not be fetched now.
+    pub(super) fn pause(&self, partitions: &[Assignment]) -> Vec<Partition> {
         let mut state = self.lock();
-        let mut mine = Vec::new();
-        for Assignment { partition, epoch } in partitions {
-            let same = |own: &&mut PartitionState| own.epoch == *epoch && !own.revoking;
-            if let Some(own) = state.partitions.get_mut(partition).filter(same) {
-                own.paused = paused;
-                mine.push(partition.clone());
+        let mine = state.set_paused(partitions, true);
+        self.probe.waited_max.fetch_max(state.waiting().records, Ordering::Relaxed);
+        let mut dropped = Vec::new();
+        for partition in mine {
+            if !self.room.is_exceeded(state.waiting()) {
+                break;
             }
-        }
-        for partition in mine.iter().filter(|_| paused) {
-            let kept: usize = state.partitions.values().filter(|own| own.paused).map(|own| own.bytes).sum();
-            let over = kept > self.bytes_max.saturating_mul(2);
-            if let Some(own) = state.partitions.get_mut(partition).filter(|own| over && own.bytes > 0) {
+            if let Some(own) = state.partitions.get_mut(&partition).filter(|own| !own.records.is_empty()) {
                 own.drop_fetched();
                 tracing::debug!(target: "hapax::kafka", %partition, from = own.rewind, "paused with too much in memory; it is read again");
+                dropped.push(partition);
             }
         }
+        dropped
+    }
+
+    /// Resumes delivery. Returns the partitions to resume in librdkafka.
+    pub(super) fn resume(&self, partitions: &[Assignment]) -> Vec<Partition> {
+        let mut state = self.lock();
+        let mut mine = state.set_paused(partitions, false);
+        mine.retain(|partition| state.partitions.get(partition).is_some_and(|own| own.fetch_paused));
         mine
     }
 
@@ -553,6 +545,26 @@ impl Inbox {
     pub(super) fn leave(&self) {
         self.lock().leaving = true;
         self.wake_up.wake();
+    }
+}
+
+impl State {
+    /// Pauses or resumes partitions. Returns those that are still assigned under the same epoch.
+    fn set_paused(&mut self, partitions: &[Assignment], paused: bool) -> Vec<Partition> {
+        let mut mine = Vec::new();
+        for Assignment { partition, epoch } in partitions {
+            let same = |own: &&mut PartitionState| own.epoch == *epoch && !own.revoking;
+            if let Some(own) = self.partitions.get_mut(partition).filter(same) {
+                own.paused = paused;
+                mine.push(partition.clone());
+            }
+        }
+        mine
+    }
+
+    /// What waits of paused partitions.
+    fn waiting(&self) -> Waiting {
+        Waiting::of(self.partitions.values().filter(|own| own.paused))
     }
 }
 

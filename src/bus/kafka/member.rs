@@ -29,7 +29,7 @@ use rdkafka::types::{RDKafkaErrorCode as Code, RDKafkaRespErr};
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
 use super::begin::Beginnings;
-use super::inbox::{Inbox, Seek};
+use super::inbox::{Inbox, Pushed, Seek};
 use super::link::{Context, Link, meaning, meaning_of};
 use crate::bus::{Partition, Received, Record, Start};
 use crate::clock::Time;
@@ -151,7 +151,7 @@ impl Member {
         let _flow = self.inbox.flow();
         // A partition that was paused under an earlier assignment is not paused now.
         let _ = consumer.resume(list);
-        let still = to_list(&self.inbox.paused());
+        let still = to_list(&self.inbox.fetch_paused());
         if still.count() > 0 {
             let _ = consumer.pause(&still);
         }
@@ -308,7 +308,7 @@ pub(super) fn run(consumer: &MemberConsumer) -> End {
     let mut rewound: Option<Instant> = None;
     let mut reported: Option<Code> = None;
     let mut unreadable: Vec<Code> = Vec::new();
-    let mut idle = 0;
+    let (mut idle, mut pace) = (0, Pace::default());
     let mut polled = Instant::now();
     let mut looked = Instant::now();
     loop {
@@ -320,7 +320,7 @@ pub(super) fn run(consumer: &MemberConsumer) -> End {
         if polled.elapsed() >= member.poll_interval || !inbox.is_listened_to(member.poll_interval) {
             return End::Again;
         }
-        if inbox.silent.load(Ordering::SeqCst) {
+        if inbox.probe.silent.load(Ordering::SeqCst) {
             inbox.wake_up.wait(IDLE);
             continue;
         }
@@ -353,10 +353,7 @@ pub(super) fn run(consumer: &MemberConsumer) -> End {
                 if let Some(received) = member.received(&message) {
                     let bytes = received.record.bytes();
                     member.note_resets();
-                    let _flow = inbox.flow();
-                    if let Some(anew) = inbox.push(received, bytes) {
-                        let _ = consumer.resume(&to_list(&[anew])); // it was assigned again and is not paused
-                    }
+                    pace.on_pushed(&buffer(consumer, inbox, received, bytes), inbox);
                 }
             }
             Some(Err(error)) => match error.rdkafka_error_code() {
@@ -420,6 +417,66 @@ fn rewind(consumer: &MemberConsumer, inbox: &Inbox) -> Option<Instant> {
         }
     }
     None
+}
+
+/// Buffers a record, and tells librdkafka what that changes.
+fn buffer(consumer: &MemberConsumer, inbox: &Inbox, received: Received, bytes: usize) -> Pushed {
+    let _flow = inbox.flow();
+    let pushed = inbox.push(received, bytes);
+    match &pushed {
+        Pushed::Full(partition) => {
+            // If it fails, the next record tries again.
+            if let Err(error) = pause_fetching(consumer, std::slice::from_ref(partition)) {
+                tracing::debug!(target: "hapax::kafka", %partition, %error, "fetching was not paused");
+            }
+        }
+        Pushed::Anew(partition) => {
+            let _ = consumer.resume(&to_list(std::slice::from_ref(partition)));
+        }
+        Pushed::Open | Pushed::Waits => {}
+    }
+    pushed
+}
+
+/// Pauses partitions in librdkafka, which drops what it has fetched of them. Holding `flow`.
+pub(super) fn pause_fetching(consumer: &MemberConsumer, partitions: &[Partition]) -> Result<(), KafkaError> {
+    if !partitions.is_empty() {
+        consumer.pause(&to_list(partitions))?;
+        consumer.context().inbox.set_fetch_paused(partitions, true);
+    }
+    Ok(())
+}
+
+/// Resumes partitions in librdkafka. Holding `flow`.
+pub(super) fn resume_fetching(consumer: &MemberConsumer, partitions: &[Partition]) -> Result<(), KafkaError> {
+    if !partitions.is_empty() {
+        consumer.resume(&to_list(partitions))?;
+        consumer.context().inbox.set_fetch_paused(partitions, false);
+    }
+    Ok(())
+}
+
+/// How fast records of paused partitions are taken: so many, and then a pause. A consumer whose
+/// deliveries are paused for moments finds little more than before in memory, while one that stands
+/// still has its limit soon, and the records of the others, which come behind these, do not wait
+/// for long.
+#[derive(Default)]
+struct Pace {
+    taken: usize,
+}
+
+/// Eight records in a millisecond.
+const PACE_RECORDS: usize = 40;
+const PACE_WAIT: Duration = Duration::from_millis(5);
+
+impl Pace {
+    fn on_pushed(&mut self, pushed: &Pushed, inbox: &Inbox) {
+        self.taken = if *pushed == Pushed::Waits { self.taken + 1 } else { 0 };
+        if self.taken >= PACE_RECORDS {
+            self.taken = 0;
+            inbox.wake_up.wait(PACE_WAIT);
+        }
+    }
 }
 
 pub(super) fn unassign(consumer: &MemberConsumer, list: &TopicPartitionList) {

@@ -34,7 +34,6 @@ mod subscriber;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -50,7 +49,7 @@ use rdkafka::{Offset, TopicPartitionList};
 
 pub use self::settings::{GroupProtocol, Isolation, KafkaSettings};
 
-use self::inbox::Inbox;
+use self::inbox::{Inbox, Probe};
 use self::link::{Context, Link, meaning, meaning_of};
 use self::member::Member;
 use self::publish::Publisher;
@@ -77,8 +76,8 @@ type Reader = BaseConsumer<Context>;
 #[derive(Clone)]
 pub struct KafkaBus {
     shared: Arc<Shared>,
-    /// Whether members that joined through this instance stop polling (tests only).
-    silent: Arc<AtomicBool>,
+    /// What tests see of the members that joined through this instance.
+    probe: Arc<Probe>,
 }
 
 struct Shared {
@@ -125,7 +124,7 @@ impl KafkaBus {
             })
         })
         .await??;
-        let bus = KafkaBus { shared: Arc::new(shared), silent: Arc::default() };
+        let bus = KafkaBus { shared: Arc::new(shared), probe: Arc::default() };
         bus.check_reachable().await?;
         Ok(bus)
     }
@@ -163,7 +162,15 @@ impl KafkaBus {
     /// stopped. After `poll_interval_max` their groups expel them.
     #[cfg(feature = "testing")]
     pub fn silence(&self, silent: bool) {
-        self.silent.store(silent, std::sync::atomic::Ordering::SeqCst);
+        self.probe.silent.store(silent, std::sync::atomic::Ordering::SeqCst);
+    }
+
+    /// How often a partition was paused in librdkafka because too much of it waited in memory, and
+    /// the most records of paused partitions that waited in one member.
+    #[cfg(feature = "testing")]
+    pub fn waited(&self) -> (usize, usize) {
+        let load = |count: &std::sync::atomic::AtomicUsize| count.load(std::sync::atomic::Ordering::SeqCst);
+        (load(&self.probe.fetch_pauses), load(&self.probe.waited_max))
     }
 
     /// Queries the brokers.
@@ -371,7 +378,7 @@ impl Bus for KafkaBus {
     async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {
         self.check(&subscription).await?;
         let settings = &self.shared.settings;
-        let inbox = Inbox::new(settings.buffer_records_max, settings.buffer_bytes_max, self.silent.clone());
+        let inbox = Inbox::new(settings.buffer_records_max, settings.buffer_bytes_max, self.probe.clone());
         let member = Member {
             link: Arc::new(Link::new(format!("member of {}", subscription.group))),
             inbox: Arc::new(inbox),

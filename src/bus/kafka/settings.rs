@@ -63,8 +63,9 @@ pub struct KafkaSettings {
     /// How long a member may go without calling `next` before its partitions go to others.
     pub poll_interval_max: Duration,
     /// How many records this process buffers for `next`, besides those that librdkafka has fetched.
+    /// Paused partitions together keep at most eight times as many besides.
     pub buffer_records_max: usize,
-    /// How many bytes it buffers. Paused partitions together keep at most twice as much besides.
+    /// How many bytes it buffers. Paused partitions together keep at most three times as much besides.
     pub buffer_bytes_max: usize,
 }
 

@@ -18,7 +18,9 @@ use tokio::sync::oneshot;
 use super::begin::metadata;
 use super::inbox::{Inbox, Seek};
 use super::link::{code, meaning, passes_soon};
-use super::member::{End, IDLE, Member, MemberConsumer, run, to_list, unassign};
+use super::member::{
+    End, IDLE, Member, MemberConsumer, pause_fetching, resume_fetching, run, to_list, unassign,
+};
 use crate::bus::{Assignment, BusEvent, Partition, Subscriber};
 use crate::error::{Error, Result};
 use crate::id::Topic;
@@ -276,22 +278,21 @@ impl Subscriber for KafkaSubscriber {
 
     async fn pause(&mut self, partitions: &[Assignment]) -> Result<()> {
         let _flow = self.inbox.flow();
-        let mine = self.inbox.set_paused(partitions, true);
-        if mine.is_empty() {
+        let dropped = self.inbox.pause(partitions);
+        if dropped.is_empty() {
             return Ok(());
         }
-        self.consumer()?.pause(&to_list(&mine)).map_err(|e| meaning("pausing", e))
+        pause_fetching(&*self.consumer()?, &dropped).map_err(|e| meaning("pausing", e))
     }
 
     async fn resume(&mut self, partitions: &[Assignment]) -> Result<()> {
         let _flow = self.inbox.flow();
-        let mine = self.inbox.set_paused(partitions, false);
-        if mine.is_empty() {
+        let fetch_paused = self.inbox.resume(partitions);
+        self.inbox.wake_subscriber();
+        if fetch_paused.is_empty() {
             return Ok(());
         }
-        self.consumer()?.resume(&to_list(&mine)).map_err(|e| meaning("resuming", e))?;
-        self.inbox.wake_subscriber();
-        Ok(())
+        resume_fetching(&*self.consumer()?, &fetch_paused).map_err(|e| meaning("resuming", e))
     }
 
     async fn seek(&mut self, partition: &Partition, offset: i64) -> Result<()> {

@@ -221,7 +221,8 @@ pub async fn b9_seek_to_what_was_removed_goes_on_above<H: BusHarness>(harness: &
     recorder.leave().await;
 }
 
-/// Of a member that comes later than retention, of one that does not keep up, and after a seek.
+/// Of a member that comes later than retention, and after seeks: of one whose partition was paused
+/// meanwhile, and of one that has received what was removed. (What a member has in memory is delivered.)
 pub async fn b13_what_was_removed_is_reported_before_what_lies_behind_it<H: BusHarness>(harness: &H) {
     let stage = Stage::new(harness, 1).await;
     let partition = stage.behind_retention().await;
@@ -232,6 +233,7 @@ pub async fn b13_what_was_removed_is_reported_before_what_lies_behind_it<H: BusH
     recorder.subscriber().pause(&assigned).await.unwrap();
     stage.publish_some(6).await;
     harness.remove_below(&partition, 10).await;
+    recorder.seek(&partition, 6).await;
     recorder.subscriber().resume(&assigned).await.unwrap();
     reported_first(&mut recorder, &partition, 6..10).await;
     until(&mut recorder, "what is left", |recorder| recorder.records.len() >= 4).await;

@@ -16,16 +16,18 @@ async fn t94_a_pause_that_comes_late_does_not_stop_the_next_assignment() {
     inbox.assigned(vec![(partition.clone(), None)]);
     let Ok(BusEvent::Assigned(first)) = inbox.next().await else { panic!("assigned") };
     let record = |offset| Received::new(Record::default(), Origin::new(topic.clone(), 0, offset));
-    assert_eq!(inbox.push(record(7), 1), None);
+    assert_eq!(inbox.push(record(7), 1), Pushed::Open);
     assert!(matches!(inbox.next().await, Ok(BusEvent::Records(_))));
-    assert_eq!(inbox.push(record(0), 1), Some(partition.clone()), "offsets have begun anew");
-    assert_eq!(inbox.set_paused(&first, true), [], "it is over");
+    assert_eq!(inbox.push(record(0), 1), Pushed::Anew(partition.clone()), "offsets have begun anew");
+    assert_eq!(inbox.pause(&first), [], "it is over");
     let Ok(BusEvent::Lost(lost)) = inbox.next().await else { panic!("lost") };
     let Ok(BusEvent::Assigned(second)) = inbox.next().await else { panic!("assigned again") };
     assert_eq!(lost, first);
     let Ok(BusEvent::Records(records)) = inbox.next().await else { panic!("its records") };
     assert_eq!(records[0].origin.offset, 0);
-    assert_eq!(inbox.set_paused(&second, true), [partition]);
+    inbox.pause(&second);
+    assert_eq!(inbox.push(record(1), 1), Pushed::Waits);
+    assert!(inbox.take().is_none(), "{partition} is paused");
 }
 
 /// The inbox of partitions 0 to 2, with room for 100 bytes, and what was assigned.
@@ -38,11 +40,11 @@ fn three() -> (Inbox, Vec<Assignment>) {
 }
 
 /// A record of 90 bytes is fetched.
-fn fetch(inbox: &Inbox, number: i32, offset: i64) {
+fn fetch(inbox: &Inbox, number: i32, offset: i64) -> Pushed {
     let record = Record { payload: Some(vec![b'x'; 90].into()), ..Record::default() };
     let bytes = record.bytes();
     let origin = Origin::new(Topic::new("t").unwrap(), number, offset);
-    assert_eq!(inbox.push(Received::new(record, origin), bytes), None);
+    inbox.push(Received::new(record, origin), bytes)
 }
 
 /// What is delivered: partitions and offsets.
@@ -51,8 +53,8 @@ fn taken(inbox: &Inbox) -> Vec<(i32, i64)> {
     records.iter().map(|record| (record.origin.partition, record.origin.offset)).collect()
 }
 
-/// Partition after partition fills the buffer and is paused. What goes beyond twice the limit is dropped, and read again from the
-/// first offset that was not delivered; nothing that comes before that is done counts.
+/// Partition after partition fills the buffer and is paused. What goes beyond three times the limit is dropped, and read again from
+/// the first offset that was not delivered; nothing that comes before that is done counts.
 #[test]
 fn t79_what_is_paused_is_bounded_and_read_again() {
     let (inbox, given) = three();
@@ -60,25 +62,25 @@ fn t79_what_is_paused_is_bounded_and_read_again() {
     assert_eq!(taken(&inbox), [(2, 0)]);
     for number in 0..2 {
         fetch(&inbox, number, 0);
-        assert_eq!(inbox.set_paused(&given[number as usize..][..1], true).len(), 1);
+        assert_eq!(inbox.pause(&given[number as usize..][..1]), [], "they fit");
     }
     assert!(inbox.rewinds().is_empty(), "two fit");
     fetch(&inbox, 2, 1);
     fetch(&inbox, 2, 2);
     let third = given[2].partition.clone();
-    inbox.set_paused(&given[2..], true);
+    assert_eq!(inbox.pause(&given[2..]), [third.clone()]);
     assert_eq!(inbox.rewinds(), [(third.clone(), 1)], "behind what was delivered");
     // It is resumed before the thread could go back, and the rest of an old fetch comes in.
-    inbox.set_paused(&given[2..], false);
+    inbox.resume(&given[2..]);
     fetch(&inbox, 2, 3);
     assert_eq!(taken(&inbox), [], "3 is not delivered before 1");
     assert_eq!(inbox.rewinds(), [(third.clone(), 1)], "until it is done");
     inbox.clear(&third, 1);
     assert!(inbox.rewinds().is_empty());
-    (1..4).for_each(|offset| fetch(&inbox, 2, offset));
+    (1..4).for_each(|offset| drop(fetch(&inbox, 2, offset)));
     assert_eq!(taken(&inbox), [(2, 1), (2, 2), (2, 3)]);
     // The others kept theirs.
-    inbox.set_paused(&given[..2], false);
+    inbox.resume(&given[..2]);
     let mut kept = taken(&inbox);
     kept.sort_unstable();
     assert_eq!(kept, [(0, 0), (1, 0)]);
@@ -89,10 +91,10 @@ fn t79_what_is_paused_is_bounded_and_read_again() {
 #[test]
 fn t79_what_was_removed_is_still_reported_after_a_drop() {
     let (inbox, given) = three();
-    for number in 0..2 {
-        fetch(&inbox, number, 0);
+    for (number, offset) in [(0, 0), (0, 1), (1, 0)] {
+        fetch(&inbox, number, offset);
     }
-    inbox.set_paused(&given[..2], true);
+    inbox.pause(&given[..2]);
     let third = given[2].partition.clone();
     let gap = || {
         inbox.reset(Some(&("t".to_owned(), 2)));
@@ -100,14 +102,14 @@ fn t79_what_was_removed_is_still_reported_after_a_drop() {
         inbox.answered(&third, &(0..5), Some(5));
     };
     gap();
-    inbox.set_paused(&given[2..], true);
+    inbox.pause(&given[2..]);
     assert_eq!(inbox.rewinds(), [(third.clone(), 0)]);
-    inbox.set_paused(&given[2..], false);
+    inbox.resume(&given[2..]);
     assert!(inbox.take().is_none(), "nothing until it is read again");
     inbox.clear(&third, 0);
     gap();
     assert!(matches!(inbox.take(), Some(Ok(BusEvent::Removed { offsets, .. })) if offsets == (0..5)));
-    inbox.set_paused(&given[2..], true);
+    inbox.pause(&given[2..]);
     assert_eq!(inbox.rewinds(), [(third, 5)], "the consumer has received that");
 }
 
@@ -115,8 +117,8 @@ fn t79_what_was_removed_is_still_reported_after_a_drop() {
 #[test]
 fn t79_a_rewind_ends_with_its_assignment() {
     let (inbox, given) = three();
-    (0..3).for_each(|offset| fetch(&inbox, 0, offset));
-    inbox.set_paused(&given[..1], true);
+    (0..4).for_each(|offset| drop(fetch(&inbox, 0, offset)));
+    inbox.pause(&given[..1]);
     assert_eq!(inbox.rewinds().len(), 1);
     let partition = given[0].partition.clone();
     assert!(inbox.revoke(vec![partition.clone()], Instant::now() + Duration::from_secs(60)));
@@ -126,4 +128,54 @@ fn t79_a_rewind_ends_with_its_assignment() {
     fetch(&inbox, 0, 2);
     while !matches!(inbox.take(), Some(Ok(BusEvent::Assigned(_)))) {}
     assert_eq!(taken(&inbox), [(0, 2)]);
+}
+
+/// A consumer at its limit pauses and resumes again and again: librdkafka, whose pause drops what it has fetched, hears nothing of
+/// that, and what arrives meanwhile is delivered afterwards.
+#[test]
+fn t490_pauses_that_end_soon_stay_in_the_inbox() {
+    let (inbox, given) = three();
+    for offset in 0..100 {
+        assert_eq!(inbox.pause(&given[..1]), []);
+        assert_eq!(fetch(&inbox, 0, offset), Pushed::Waits);
+        assert_eq!(taken(&inbox), [], "it is paused");
+        assert_eq!(inbox.resume(&given[..1]), []);
+        assert_eq!(taken(&inbox), [(0, offset)]);
+    }
+}
+
+/// Partitions that stay paused, one after the other: together they keep four times the records, or twice the bytes, that the others
+/// may have. Then no more of them is fetched, while the others go on.
+#[test]
+fn t491_what_arrives_of_paused_partitions_is_bounded() {
+    for (records_max, bytes_max, bound) in [(10, usize::MAX, 40), (usize::MAX, 900, 20)] {
+        let inbox = Inbox::new(records_max, bytes_max, Arc::default());
+        let partition = |number| Partition { topic: Topic::new("t").unwrap(), number };
+        inbox.assigned((0..100).map(|number| (partition(number), Some(0))).collect());
+        let Some(Ok(BusEvent::Assigned(given))) = inbox.take() else { panic!("assigned") };
+        inbox.pause(&given[1..]);
+        let mut waiting = 0;
+        for number in 1..100 {
+            for offset in 0.. {
+                waiting += 1;
+                match fetch(&inbox, number, offset) {
+                    Pushed::Waits => assert!(waiting < bound, "{waiting}"),
+                    Pushed::Full(full) => {
+                        assert!(waiting >= bound && full == partition(number));
+                        inbox.set_fetch_paused(&[full], true);
+                        break;
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+            assert!(inbox.has_room() && fetch(&inbox, 0, i64::from(number)) == Pushed::Open);
+            assert_eq!(taken(&inbox), [(0, i64::from(number))]);
+        }
+        assert!(waiting < bound + 100, "one more of each is all that arrives: {waiting}");
+        // Only what was paused in librdkafka is resumed there.
+        assert_eq!(inbox.resume(&given[..3]), [partition(1), partition(2)]);
+        inbox.set_fetch_paused(&[partition(1), partition(2)], false);
+        assert_eq!(inbox.resume(&given[..3]), []);
+        assert_eq!(inbox.fetch_paused().len(), 97);
+    }
 }
