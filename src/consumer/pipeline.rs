@@ -140,7 +140,7 @@ impl Pipeline {
                 Some(answer) = self.window.answer() => self.on_window_answer(answer)?,
                 Some(probed) = self.ledger.probed() => self.ledger.on_probed(probed)?,
                 Some(answer) = self.tasks.suspects.join_next() => self.on_suspects(answer)?,
-                Some(extents) = self.tasks.extents.join_next() => self.on_extents(extents.ok().flatten()),
+                Some(extents) = self.tasks.extents.join_next() => self.on_extents(extents.map_err(task_failed)?),
                 () = tokio::time::sleep_until(wake) => {}
                 changed = self.stop.changed() => self.on_stop(changed.is_err()),
             }

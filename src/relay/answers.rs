@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
 use super::behind::aggregate_of;
@@ -183,20 +183,33 @@ impl Awaited {
     }
 
     /// Waits for the next answered aggregate. Cancel safe.
-    pub(super) async fn next(&mut self) -> Option<Answered> {
-        self.answered.recv().await
+    pub(super) async fn next(&mut self) -> Result<Option<Answered>> {
+        loop {
+            tokio::select! {
+                biased;
+                answered = self.answered.recv() => return Ok(answered),
+                Some(ended) = self.tasks.join_next() => self.on_ended(ended)?,
+            }
+        }
     }
 
     /// The aggregates answered so far.
-    pub(super) fn take_answered(&mut self) -> Vec<Answered> {
+    pub(super) fn take_answered(&mut self) -> Result<Vec<Answered>> {
         while let Some(ended) = self.tasks.try_join_next() {
-            let (size, caught_up) = ended.unwrap_or_default();
-            self.all.take_off(size);
-            if caught_up {
-                self.catching_up.take_off(size);
-            }
+            self.on_ended(ended)?;
         }
-        std::iter::from_fn(|| self.answered.try_recv().ok()).collect()
+        Ok(std::iter::from_fn(|| self.answered.try_recv().ok()).collect())
+    }
+
+    /// A panic here is a bug in hapax, and the answers for its aggregates are lost.
+    fn on_ended(&mut self, ended: std::result::Result<(Size, bool), JoinError>) -> Result<()> {
+        let bad = |error| Error::Corrupt(format!("a task of the relay ended badly: {error}"));
+        let (size, caught_up) = ended.map_err(bad)?;
+        self.all.take_off(size);
+        if caught_up {
+            self.catching_up.take_off(size);
+        }
+        Ok(())
     }
 }
 
@@ -221,6 +234,7 @@ impl Unanswered {
 
     /// Waits for the answers, and reports each aggregate once all of its events are answered.
     pub(super) async fn settle(self, sender: UnboundedSender<Answered>) {
+        crate::crash_point!("relay.settling");
         let Unanswered { mut under_way, open } = self;
         let mut aggregates: HashMap<AggregateOf, Known> = HashMap::new();
         let mut places: HashMap<usize, AggregateOf> = HashMap::new();

@@ -240,7 +240,7 @@ impl Leading {
 
     /// Processes the answers that have arrived.
     pub(super) async fn settle_answered(&mut self) -> Result<(), End> {
-        let mut answered = self.awaited.take_answered();
+        let mut answered = self.awaited.take_answered()?;
         answered.extend(self.last_answer.take());
         if answered.is_empty() {
             return Ok(());
@@ -267,7 +267,7 @@ impl Leading {
         let deadline = Instant::now() + self.settings.flush_timeout;
         while self.waiters.unanswered() > 0 {
             match tokio::time::timeout_at(deadline, self.awaited.next()).await {
-                Ok(answered) => self.last_answer = answered,
+                Ok(answered) => self.last_answer = answered?,
                 Err(_) => break,
             }
             self.settle_answered().await?;

@@ -35,7 +35,7 @@ impl Leading {
         let waited = tokio::select! {
             waited = self.journal.wait(&self.position, at_most) => waited,
             answered = self.awaited.next() => {
-                self.last_answer = answered;
+                self.last_answer = answered?;
                 self.backoff.reset();
                 return Ok(());
             }
@@ -66,7 +66,7 @@ impl Leading {
         tokio::select! {
             () = tokio::time::sleep_until(due.max(Instant::now() + Duration::from_millis(1))) => Ok(()),
             answered = self.awaited.next() => {
-                self.last_answer = answered;
+                self.last_answer = answered?;
                 Ok(())
             }
             end = self.leadership.lost() => Err(end),

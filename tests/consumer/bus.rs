@@ -462,3 +462,23 @@ async fn t82_a_ledger_that_refuses_for_good_ends_the_consumer() {
     let error = running.await.unwrap().expect_err("nobody can go on");
     assert!(matches!(error, Error::Refused { .. }), "{error}");
 }
+
+/// A ledger that went away, and whose code panics when it is asked whether it is back: the consumer ends and says why, instead of
+/// asking for ever.
+#[tokio::test]
+async fn t453_a_probe_that_panics_ends_the_consumer() {
+    let (bus, topic) = world(Faults::default(), 1).await;
+    let ledger = faulty::Faulty::default();
+    let consumer = Consumer::builder(Arc::new(bus.clone()), ledger.clone()).scope("mailer").topic("orders");
+    let consumer = consumer.with(|settings| settings.drain = Duration::from_millis(50)).build().unwrap();
+    let handle = consumer.handle();
+    let running = tokio::spawn(consumer.leased(|_: &Event, _: &Run| async { Ok(()) }));
+    until("the first one", || handle.progress().passed.get("done") == Some(&1)).await;
+    ledger.faults.claims_lost.store(u32::MAX, Ordering::SeqCst);
+    ledger.faults.probes_panic.store(true, Ordering::SeqCst);
+    publish(&bus, &topic, 1..2).await;
+    until("it ends", || running.is_finished()).await;
+    let error = running.await.unwrap().expect_err("nobody can go on");
+    let says = "a task of the consumer ended badly";
+    assert!(matches!(&error, Error::Corrupt(what) if what.contains(says)), "{error}");
+}

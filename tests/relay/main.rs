@@ -4,6 +4,7 @@
 mod support;
 
 mod kafka;
+mod panics;
 mod publishing;
 mod pulses;
 mod pulses_race;

@@ -39,6 +39,8 @@ pub struct Faults {
     pub claim_us: AtomicU32,
     /// How long a settling takes, in microseconds.
     pub settle_us: AtomicU32,
+    /// Whether probes panic.
+    pub probes_panic: AtomicBool,
     /// Whether the ledger refuses to tell the time.
     pub now_refused: AtomicBool,
     /// Whether claims, settlings and markers are never answered.
@@ -115,6 +117,10 @@ ledger_over!(Faulty {
                 return Err(Error::Refused { what: "a fault the test ordered".into(), source: None });
             }
             self.inner.now().await
+        }
+        async fn probe(&self) -> Result<()> {
+            assert!(!self.faults.probes_panic.load(Ordering::SeqCst), "a panic the test ordered");
+            self.now().await.map(drop)
         }
         async fn epoch(&self) -> Result<Epoch> {
             let incarnation = self.faults.incarnations.load(Ordering::SeqCst);

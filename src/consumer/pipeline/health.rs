@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::task::{JoinError, JoinSet};
 
+use super::task_failed;
 use crate::consumer::meter::Meter;
 use crate::error::{Error, Result};
 use crate::ledger::{Epoch, Ledger};
@@ -65,9 +66,9 @@ impl LedgerHealth {
         self.probing.join_next().await
     }
 
-    /// Notes the result of a probe. A permanent error ends the consumer.
+    /// Notes the result of a probe. A permanent error ends the consumer, and so does a panic.
     pub(super) fn on_probed(&mut self, probed: std::result::Result<Result<Probed>, JoinError>) -> Result<()> {
-        let probed = probed.unwrap_or_else(|_| Ok(Probed::default()))?;
+        let probed = probed.map_err(task_failed)??;
         self.is_away = !probed.back;
         self.on_epoch(probed.epoch);
         Ok(())
