@@ -4,6 +4,7 @@
 use std::sync::Mutex;
 
 use axum::http::HeaderValue;
+use hapax::backend::postgres::Pooling;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 
 use super::*;
@@ -141,6 +142,25 @@ async fn t219_the_handlers_statements_run_as_the_callers_tenant() {
         assert_eq!((got.status, got.body.as_str()), (200, seen), "{tenant} {key}");
     }
     run(&pool, format!("drop owned by {role}; drop role {role}")).await;
+}
+
+/// A request of a tenant names it to its transaction with a statement that the connection keeps prepared: one question to the server
+/// instead of two. Behind a pooler none is kept.
+#[tokio::test]
+async fn t455_naming_the_tenant_of_a_request_is_prepared_once() {
+    for (pooling, kept) in [(Pooling::Session, 1), (Pooling::Transaction, 0)] {
+        let pool = pool(1).await;
+        let mut settings = super::super::settings(&fresh_schema());
+        settings.pooling = pooling;
+        let keys = PgKeys::with_pool(pool.clone(), settings).await.unwrap();
+        let layer = KeyedLayer::new(keys).transactional().caller(by_headers);
+        let app = Router::new().route("/orders", post(|_: KeyedTx| async { "done" })).layer(layer);
+        for key in ["a", "b"] {
+            assert_eq!(send(&app, of(order(key, "x"), "acme", "ann")).await.status, 200);
+        }
+        let prepared = "select count(*) from pg_prepared_statements where statement like 'select pg_catalog.set_config%'";
+        assert_eq!(ask::<i64>(&pool, prepared).await, kept, "{pooling:?}");
+    }
 }
 
 /// What one tenant is told does not depend on another tenant's key of the same name, whatever its state: the answers are

@@ -244,8 +244,8 @@ impl Inner {
                 async {
                     // If this process stops in it, the server ends it: it has locked a key.
                     let mut tx = begin(&self.pool, BEGIN_BRIEFLY).await?;
-                    seen.apply(&mut tx).await?;
-                    let rows = statement().persistent(false).fetch_all(&mut *tx).await?;
+                    seen.apply(&mut tx, self.pooled()).await?;
+                    let rows = statement().fetch_all(&mut *tx).await?;
                     crate::crash_point!("keyed.statement.commit");
                     tx.commit().await.map(|()| rows)
                 }

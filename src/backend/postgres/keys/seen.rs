@@ -48,15 +48,15 @@ impl Seen {
         })
     }
 
-    /// Sets it in a transaction.
-    pub(super) async fn apply(&self, tx: &mut PgTx) -> sqlx::Result<()> {
+    /// Sets it in a transaction. `pooled`: the statement must not be kept prepared.
+    pub(super) async fn apply(&self, tx: &mut PgTx, pooled: bool) -> sqlx::Result<()> {
         let (name, value) = match self {
             Seen::Nothing => return Ok(()),
             Seen::Tenant(tenant) => ("hapax.tenant", tenant.as_str()),
             Seen::All => ("hapax.maintenance", "on"),
         };
         let sql = "select pg_catalog.set_config($1, $2, true)";
-        sqlx::query(sql).persistent(false).bind(name).bind(value).execute(&mut **tx).await?;
+        sqlx::query(sql).persistent(!pooled).bind(name).bind(value).execute(&mut **tx).await?;
         Ok(())
     }
 }
