@@ -116,7 +116,8 @@ fn replication(topic: &Topic, info: &TopicInfo) -> Option<Finding> {
 fn elections(topic: &Topic, info: &TopicInfo) -> Option<Finding> {
     info.unclean_election.then(|| {
         let message = format!(
-            "{topic} has unclean.leader.election.enable = true: a replica without the latest records may become its leader,              and what was acknowledged is lost; set it to false"
+            "{topic} has unclean.leader.election.enable = true: a replica without the latest records may become its leader, \
+             and what was acknowledged is lost; set it to false"
         );
         finding(Level::Refusal, "elections", message)
     })
@@ -250,5 +251,20 @@ mod tests {
         );
         assert_eq!(said(Some(3), Some(2)), None);
         assert_eq!(said(None, None), None);
+    }
+
+    #[test]
+    fn t456_a_topic_that_elects_unclean_leaders_is_refused_in_words() {
+        let info = TopicInfo {
+            partitions: 1,
+            retention: None,
+            compacted: false,
+            replication: None,
+            min_insync: None,
+            unclean_election: true,
+        };
+        let said = super::elections(&Topic::new("orders").unwrap(), &info).expect("a refusal").message;
+        assert!(said.contains("may become its leader, and what was acknowledged is lost"), "{said}");
+        assert!(!said.contains("  "), "{said}");
     }
 }
