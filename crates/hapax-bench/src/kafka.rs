@@ -97,11 +97,10 @@ pub fn by_hand(topic: &Topic) -> Fallible<StreamConsumer> {
     Ok(consumer)
 }
 
-/// Settings of a consumer that reads a topic from its start with a new group and publishes no dead
-/// letters.
+/// Settings of a consumer that reads a topic from its start and publishes no dead letters. Its scope
+/// is new, and its group has the scope's name, as by default.
 pub fn settings(scope: &str, topic: &Topic) -> Fallible<ConsumerSettings> {
-    let mut settings = ConsumerSettings::new(Scope::new(scope)?, vec![topic.clone()]);
-    settings.group = Some(fresh("group").into());
+    let mut settings = ConsumerSettings::new(Scope::new(fresh(scope))?, vec![topic.clone()]);
     settings.dead_topic = Some(String::new());
     Ok(settings)
 }
