@@ -173,9 +173,14 @@ export interface BusOverview {
 
 /** Which entries to change, and why. */
 export interface ChangeBody {
+  /** With `all`, for dead letters: go on after an answer, with its `next`. */
+  after?: string | null;
   /** With `all`: only of this aggregate. */
   aggregate?: string | null;
-  /** Every event of the scope that matches the filters below. */
+  /**
+   * Every event of the scope that matches the filters below, up to `limit`. A dead letter that cannot be changed
+   * stays as it is and says why.
+   */
   all?: boolean;
   /** Say what would happen, change nothing. */
   dry_run?: boolean;
@@ -189,6 +194,8 @@ export interface ChangeBody {
   limit?: number | null;
   /** Redrive: also events whose aggregate has moved past them. They then run without order. */
   out_of_order?: boolean;
+  /** With `all`: only dead letters whose reason has this pattern, as `GET /v1/dead/groups` says it. */
+  pattern?: string | null;
   /** Why, for the audit row. */
   reason: string;
   /** Whose effect it is. */
@@ -212,8 +219,10 @@ export interface ChangedAnswer {
   dry_run: boolean;
   /** Each entry. */
   entries: Array<ChangedEntry>;
-  /** Whether more match: send the request again. */
+  /** Whether more match: send the request again, with `next` if there is one. */
   more: boolean;
+  /** Send it as `after` to go on behind these, also behind what stayed as it was; only for dead letters. */
+  next?: string | null;
 }
 
 /** What was changed in one entry. */
@@ -571,11 +580,13 @@ export interface GroupBody {
 
 /** Dead letters by reason. */
 export interface GroupsAnswer {
+  /** How long ago that was, in seconds. A ledger that takes long to answer is asked less often. */
+  age_s: number;
   /** The groups, the largest first. */
   groups: Array<DeadGroup>;
   /** How many dead letters were looked at. */
   looked: number;
-  /** Whether there are more, which were not looked at, or more groups. */
+  /** Whether there are more groups. */
   more: boolean;
 }
 
@@ -800,10 +811,14 @@ export interface PreviewAnswer {
   events: Array<PreviewedEvent>;
   /** Whether more match. */
   more: boolean;
+  /** Send it as `after` to go on with those; only for dead letters. */
+  next?: string | null;
 }
 
 /** Which events are meant, and what for. */
 export interface PreviewBody {
+  /** Go on after an answer, with its `next`; only for dead letters. */
+  after?: string | null;
   /** Only of this aggregate. */
   aggregate?: string | null;
   /** At most this many (1000 unless set). */

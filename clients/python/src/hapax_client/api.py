@@ -204,10 +204,13 @@ class _ChangeBody(TypedDict):
 class ChangeBody(_ChangeBody, total=False):
     """Which entries to change, and why."""
 
+    after: Union[str, None]
+    """With `all`, for dead letters: go on after an answer, with its `next`."""
     aggregate: Union[str, None]
     """With `all`: only of this aggregate."""
     all: bool
-    """Every event of the scope that matches the filters below."""
+    """Every event of the scope that matches the filters below, up to `limit`. A dead letter that cannot be
+    changed stays as it is and says why."""
     dry_run: bool
     """Say what would happen, change nothing."""
     how: Union[ReleaseHow, None]
@@ -218,6 +221,8 @@ class ChangeBody(_ChangeBody, total=False):
     """With `all`: at most this many."""
     out_of_order: bool
     """Redrive: also events whose aggregate has moved past them. They then run without order."""
+    pattern: Union[str, None]
+    """With `all`: only dead letters whose reason has this pattern, as `GET /v1/dead/groups` says it."""
     tenant: Union[str, None]
     """Whose data, for those who see all tenants; unset: the caller's."""
     time: Union[str, None]
@@ -230,15 +235,20 @@ class ChangeBody(_ChangeBody, total=False):
     """With `all`: only from this topic."""
 
 
-class ChangedAnswer(TypedDict):
-    """What was changed."""
-
+class _ChangedAnswer(TypedDict):
     dry_run: bool
     """Whether nothing was changed, because only that was asked."""
     entries: list[ChangedEntry]
     """Each entry."""
     more: bool
-    """Whether more match: send the request again."""
+    """Whether more match: send the request again, with `next` if there is one."""
+
+
+class ChangedAnswer(_ChangedAnswer, total=False):
+    """What was changed."""
+
+    next: Union[str, None]
+    """Send it as `after` to go on behind these, also behind what stayed as it was; only for dead letters."""
 
 
 class _ChangedEntry(TypedDict):
@@ -642,12 +652,14 @@ class GroupBody(TypedDict):
 class GroupsAnswer(TypedDict):
     """Dead letters by reason."""
 
+    age_s: float
+    """How long ago that was, in seconds. A ledger that takes long to answer is asked less often."""
     groups: list[DeadGroup]
     """The groups, the largest first."""
     looked: int
     """How many dead letters were looked at."""
     more: bool
-    """Whether there are more, which were not looked at, or more groups."""
+    """Whether there are more groups."""
 
 
 class _HeaderBody(TypedDict):
@@ -913,13 +925,18 @@ class PreventedOverview(TypedDict):
     """How many had a value (`ledger.value`)."""
 
 
-class PreviewAnswer(TypedDict):
-    """What would be done."""
-
+class _PreviewAnswer(TypedDict):
     events: list[PreviewedEvent]
     """Each event, in the order in which they would run."""
     more: bool
     """Whether more match."""
+
+
+class PreviewAnswer(_PreviewAnswer, total=False):
+    """What would be done."""
+
+    next: Union[str, None]
+    """Send it as `after` to go on with those; only for dead letters."""
 
 
 class _PreviewBody(TypedDict):
@@ -930,6 +947,8 @@ class _PreviewBody(TypedDict):
 class PreviewBody(_PreviewBody, total=False):
     """Which events are meant, and what for."""
 
+    after: Union[str, None]
+    """Go on after an answer, with its `next`; only for dead letters."""
     aggregate: Union[str, None]
     """Only of this aggregate."""
     limit: Union[int, None]

@@ -18,6 +18,7 @@ use serde_json::json;
 use super::look::{WhichArgs, entry_json, or_dash};
 use crate::cli::Global;
 use crate::failure::Failure;
+use crate::select::{Part, each_match, first};
 use crate::token::ByArgs;
 use crate::{print, who};
 
@@ -207,6 +208,7 @@ pub async fn carry_out(
         dry_run: token.is_none(),
         token,
     };
+    let progress = Progress::of(global, steps.len());
     let mut plan = Vec::new();
     for Wanted { what, target, refused } in &mut steps {
         let answer = match refused.take() {
@@ -223,7 +225,9 @@ pub async fn carry_out(
             },
         };
         plan.push(step);
+        progress.show("looked at", plan.len());
     }
+    progress.end();
     if args.dry_run {
         report(global, true, &plan)?;
         return Ok(0);
@@ -235,7 +239,6 @@ pub async fn carry_out(
     if !args.yes && !confirmed(&plan)? {
         return Err(Failure::declined("nothing was changed"));
     }
-    let line = std::io::stderr().is_terminal() && !global.json && steps.len() > 100;
     let mut done = Vec::new();
     for (step, Wanted { target, .. }) in plan.into_iter().zip(&steps) {
         done.push(match step {
@@ -251,15 +254,35 @@ pub async fn carry_out(
             }
             stays @ Step::Stays(..) => stays,
         });
-        if line && done.len() % 100 == 0 {
-            eprint!("\r{} of {}", done.len(), steps.len());
-        }
+        progress.show("done with", done.len());
     }
-    if line {
-        eprint!("\r\x1b[K");
-    }
+    progress.end();
     report(global, false, &done)?;
     Ok(0)
+}
+
+/// How far a long change is, on one line of a terminal.
+struct Progress {
+    of: usize,
+    is_shown: bool,
+}
+
+impl Progress {
+    fn of(global: &Global, of: usize) -> Self {
+        Progress { of, is_shown: std::io::stderr().is_terminal() && !global.json && of > 100 }
+    }
+
+    fn show(&self, what: &str, count: usize) {
+        if self.is_shown && count.is_multiple_of(100) {
+            eprint!("\r{what} {count} of {}", self.of);
+        }
+    }
+
+    fn end(&self) {
+        if self.is_shown {
+            eprint!("\r\x1b[K");
+        }
+    }
 }
 
 /// What an intervention does to an entry, or why it leaves it as it is.
@@ -348,6 +371,16 @@ fn states(what: Intervention) -> Vec<State> {
 /// The named entries, or those that match the filters, in the order in which they may run: by
 /// aggregate and seq.
 pub async fn targets(ledger: &dyn Ledger, states: &[State], args: &ChangeArgs) -> hapax::Result<Vec<Target>> {
+    targets_in(ledger, states, args, &Part::default()).await
+}
+
+/// The same of a part of those that match the filters.
+pub async fn targets_in(
+    ledger: &dyn Ledger,
+    states: &[State],
+    args: &ChangeArgs,
+    part: &Part,
+) -> hapax::Result<Vec<Target>> {
     if !args.all {
         let scope = args.which.scope.clone();
         let scope = scope.ok_or_else(|| Error::invalid("scope", "an event is named by scope and id"))?;
@@ -365,18 +398,9 @@ pub async fn targets(ledger: &dyn Ledger, states: &[State], args: &ChangeArgs) -
         }
         return Ok(targets);
     }
-    let most = args.limit.unwrap_or(usize::MAX);
-    let mut first = BTreeMap::new();
-    each_entry(ledger, states, &args.which, |entry| {
-        let Identity { tenant, scope, id } = entry.identity.clone();
-        let target = Target::of(&entry);
-        first.insert((tenant, scope, entry.order.clone(), entry.first_at, id, target.time), target);
-        if first.len() > most {
-            first.pop_last();
-        }
-    })
-    .await?;
-    Ok(first.into_values().collect())
+    let filter = args.which.filter(ledger, states).await?;
+    let found = first(ledger, &filter, part, args.limit.unwrap_or(usize::MAX)).await?;
+    Ok(found.into_iter().map(|(_, entry)| Target::of(&entry)).collect())
 }
 
 /// A named entry. Where the identity includes the time and none is given, the entry with that id, if the
@@ -406,27 +430,14 @@ async fn named(ledger: &dyn Ledger, identity: Identity, args: &ChangeArgs) -> ha
     }
 }
 
-/// Shows every entry that matches the filters, in key order and without its bytes. Whoever wants the first in
-/// another order looks at all of them, and keeps as many as it needs.
+/// Shows every entry that matches the filters, in key order and without its bytes.
 pub async fn each_entry(
     ledger: &dyn Ledger,
     states: &[State],
     which: &WhichArgs,
-    mut look: impl FnMut(Entry),
+    look: impl FnMut(Entry),
 ) -> hapax::Result<()> {
-    let filter = which.filter(ledger, states).await?;
-    let mut after = None;
-    loop {
-        let page = ledger.list(&filter, after.as_ref(), PAGE).await?;
-        for mut entry in page.entries {
-            entry.row.body = None;
-            look(entry);
-        }
-        after = page.next;
-        if after.is_none() {
-            return Ok(());
-        }
-    }
+    each_match(ledger, &which.filter(ledger, states).await?, look).await
 }
 
 fn confirmed(plan: &[Step]) -> Result<bool, Failure> {

@@ -18,6 +18,7 @@ use super::background::RelayStatus;
 use super::beside::Watched;
 use super::checks::Checked;
 use super::feeding::FeedStatus;
+use super::groups::RecentGroups;
 use super::health::Readiness;
 use super::overview::{Counted, Listeners};
 use super::store::Store;
@@ -63,6 +64,7 @@ pub struct App {
     pub counted: Counted,
     pub listeners: Listeners,
     pub waits: Waits,
+    pub groups: RecentGroups,
     pub checked: Checked,
     pub metrics: PrometheusHandle,
     /// A permit for each request that runs, whether or not its client still waits; of the listener for
@@ -147,6 +149,7 @@ impl App {
             counted: Counted::default(),
             listeners: Listeners::default(),
             waits: Waits::default(),
+            groups: RecentGroups::default(),
             checked: Checked::default(),
             metrics,
             work,

@@ -1,10 +1,13 @@
 //! Dead letters by their reason, and what a redrive of them would do.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::State;
+use axum::http::StatusCode;
 use hapax::access::Scopes;
-use hapax::ledger::{Entry, Filter, Identity, IdentityRule, Intervene, Intervention, State as Is};
+use hapax::ledger::{Entry, Filter, IdentityRule, Intervene, Intervention, State as Is};
 use hapax::problem::Problem;
 use hapax::{Aggregate, Error, Scope, Tenant};
 use serde::{Deserialize, Serialize};
@@ -15,17 +18,18 @@ use utoipa_axum::routes;
 use super::app::{App, Shared};
 use super::auth::{Caller, Operator};
 use super::extract::{Json, PAGE_MAX, Params, limit};
+use super::recent::{Latest, RecentBy};
 use crate::explain::masked;
 use crate::ledger::act::{ChangeArgs, Target, Wanted, intervene, outcome, stays};
 use crate::ledger::look::WhichArgs;
 use crate::letters;
+use crate::reasons::Groups;
+use crate::select::{Part, Place, each_match, first};
 
-/// How many dead letters are looked at, and how many on a page.
-const LOOKED_MAX: usize = 20_000;
-const PAGE: usize = 500;
-/// How many groups are answered, and how many ids name each.
+/// How many groups are answered.
 const GROUPS_MAX: usize = 200;
-const IDS_MAX: usize = 3;
+/// How long an answer waits for a look that is under way.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 pub fn routes() -> OpenApiRouter<Shared> {
     OpenApiRouter::new().routes(routes!(groups)).routes(routes!(preview))
@@ -45,7 +49,7 @@ pub struct GroupsParams {
 }
 
 /// Dead letters that failed alike.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct DeadGroup {
     /// Whose data.
     tenant: Option<String>,
@@ -65,18 +69,56 @@ pub struct DeadGroup {
     ids: Vec<String>,
 }
 
+/// Whose entries are looked at.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Question {
+    all_tenants: bool,
+    tenant: Option<Tenant>,
+    scope: Option<Scope>,
+    scopes: Option<BTreeSet<Scope>>,
+}
+
+impl Question {
+    /// What a caller may see, of a scope or of all of them.
+    pub fn of(caller: &Caller, all_tenants: bool, scope: Option<Scope>) -> Result<Self, Problem> {
+        if all_tenants {
+            caller.needs_all_tenants()?;
+        }
+        let tenant = caller.tenant.clone().filter(|_| !all_tenants);
+        Ok(Question { all_tenants, tenant, scope, scopes: scopes_of(caller) })
+    }
+
+    /// The entries in these states.
+    pub fn filter(&self, states: &[Is]) -> Filter {
+        Filter {
+            tenant: (!self.all_tenants).then(|| self.tenant.clone()),
+            scope: self.scope.clone(),
+            scopes: self.scopes.clone(),
+            states: states.to_vec(),
+            ..Filter::default()
+        }
+    }
+}
+
+/// What was found lately. A look reads all dead letters.
+pub type RecentGroups = RecentBy<Question, GroupsAnswer>;
+
 /// Dead letters by reason.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct GroupsAnswer {
     /// The groups, the largest first.
     groups: Vec<DeadGroup>,
     /// How many dead letters were looked at.
     looked: usize,
-    /// Whether there are more, which were not looked at, or more groups.
+    /// Whether there are more groups.
     more: bool,
+    /// How long ago that was, in seconds. A ledger that takes long to answer is asked less often.
+    age_s: f64,
 }
 
 /// Dead letters by reason, the most frequent first
+///
+/// While very many are looked through for the first time, the answer is 503.
 #[utoipa::path(
     get, path = "/v1/dead/groups", tag = "letters", params(GroupsParams),
     responses((status = 200, description = "The groups", body = GroupsAnswer))
@@ -86,84 +128,54 @@ async fn groups(
     State(app): State<Shared>,
     Params(params): Params<GroupsParams>,
 ) -> Result<Json<GroupsAnswer>, Problem> {
-    if params.all_tenants {
-        caller.needs_all_tenants()?;
-    }
-    let filter = Filter {
-        tenant: (!params.all_tenants).then(|| caller.tenant.clone()),
-        scope: params.scope.as_deref().map(|scope| caller.scope(scope)).transpose()?,
-        scopes: scopes_of(&caller),
-        states: vec![Is::Dead],
-        ..Filter::default()
+    let scope = params.scope.as_deref().map(|scope| caller.scope(scope)).transpose()?;
+    let question = Question::of(&caller, params.all_tenants, scope)?;
+    let look = || {
+        let (ledger, filter) = (Arc::clone(&app.ledger), question.filter(&[Is::Dead]));
+        async move {
+            let mut groups = Groups::default();
+            each_match(&*ledger, &filter, |entry| groups.add(&entry)).await?;
+            Ok(found(groups))
+        }
     };
-    let (entries, mut more) = entries(&app, &filter).await?;
-    let looked = entries.len();
-    let mut found: BTreeMap<(Option<Tenant>, Scope, String), Vec<Entry>> = BTreeMap::new();
-    for entry in entries {
-        let Identity { tenant, scope, .. } = entry.identity.clone();
-        found.entry((tenant, scope, pattern(entry.reason.as_deref()))).or_default().push(entry);
+    let latest = app.groups.of(&question).get(PATIENCE, &app.stopping, look).await;
+    match latest.map_err(|error| Problem::of(&error))? {
+        Latest::Counted(found) => {
+            Ok(Json(GroupsAnswer { age_s: found.age().as_secs_f64(), ..found.value.clone() }))
+        }
+        Latest::Counting(time) => {
+            let detail =
+                format!("dead letters have been looked through for {} s so far; ask again", time.as_secs());
+            let title = "Dead letters are being grouped";
+            Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", title, detail).retry())
+        }
     }
-    let mut groups: Vec<_> = found.into_iter().map(|(key, of)| group(key, of)).collect();
-    groups.sort_by(|a, b| b.count.cmp(&a.count).then_with(|| b.last_at.cmp(&a.last_at)));
-    more |= groups.len() > GROUPS_MAX;
+}
+
+fn found(groups: Groups) -> GroupsAnswer {
+    let (looked, is_cut) = (groups.looked, groups.is_cut);
+    let mut groups = groups.sorted();
+    let more = is_cut || groups.len() > GROUPS_MAX;
     groups.truncate(GROUPS_MAX);
-    Ok(Json(GroupsAnswer { groups, looked, more }))
+    let groups = groups.into_iter().map(|group| DeadGroup {
+        tenant: group.tenant.map(|tenant| tenant.to_string()),
+        scope: group.scope.to_string(),
+        pattern: group.pattern,
+        reason: group.reason,
+        count: group.count,
+        first_at: group.first_at.to_string(),
+        last_at: group.last_at.to_string(),
+        ids: group.ids,
+    });
+    GroupsAnswer { groups: groups.collect(), looked, more, age_s: 0.0 }
 }
 
 /// The scopes to which a caller is bound, for a filter.
-pub fn scopes_of(caller: &Caller) -> Option<std::collections::BTreeSet<Scope>> {
+pub fn scopes_of(caller: &Caller) -> Option<BTreeSet<Scope>> {
     match caller.scopes() {
         Scopes::All => None,
         Scopes::Only(scopes) => Some(scopes.clone()),
     }
-}
-
-/// The entries that match, without their bytes, and whether there are more than are looked at.
-pub async fn entries(app: &App, filter: &Filter) -> hapax::Result<(Vec<Entry>, bool)> {
-    let (mut found, mut after) = (Vec::new(), None);
-    loop {
-        let page = app.ledger.list(filter, after.as_ref(), PAGE).await?;
-        for mut entry in page.entries {
-            entry.row.body = None;
-            found.push(entry);
-        }
-        after = page.next;
-        if after.is_none() || found.len() >= LOOKED_MAX {
-            return Ok((found, after.is_some()));
-        }
-    }
-}
-
-fn group((tenant, scope, pattern): (Option<Tenant>, Scope, String), mut of: Vec<Entry>) -> DeadGroup {
-    of.sort_by_key(|entry| std::cmp::Reverse(entry.at));
-    let at = |entry: Option<&Entry>| entry.map_or_else(String::new, |entry| entry.at.to_string());
-    DeadGroup {
-        tenant: tenant.map(|tenant| tenant.to_string()),
-        scope: scope.to_string(),
-        pattern,
-        reason: of.first().and_then(|entry| entry.reason.as_deref()).map(masked).unwrap_or_default(),
-        count: of.len() as u64,
-        first_at: at(of.last()),
-        last_at: at(of.first()),
-        ids: of.iter().take(IDS_MAX).map(|entry| entry.identity.id.to_string()).collect(),
-    }
-}
-
-/// A reason without secrets, and without what differs from event to event: words with digits become `#`, but not
-/// numbers of up to three digits, such as the status of an answer.
-fn pattern(reason: Option<&str>) -> String {
-    let reason = masked(reason.unwrap_or("no reason was given"));
-    let is_word = |c: char| c.is_alphanumeric() || c == '-' || c == '_';
-    let (mut pattern, mut rest) = (String::new(), reason.as_str());
-    while let Some(first) = rest.chars().next() {
-        let end = rest.find(|c| is_word(c) != is_word(first)).unwrap_or(rest.len());
-        let (part, after) = rest.split_at(end);
-        let has_digit = part.chars().any(|c| c.is_ascii_digit());
-        let is_short_number = part.len() <= 3 && part.chars().all(|c| c.is_ascii_digit());
-        pattern.push_str(if is_word(first) && has_digit && !is_short_number { "#" } else { part });
-        rest = after;
-    }
-    pattern
 }
 
 /// What is previewed.
@@ -205,6 +217,8 @@ pub struct PreviewBody {
     /// At most this many (1000 unless set).
     #[schema(minimum = 1, maximum = 1000)]
     limit: Option<u64>,
+    /// Go on after an answer, with its `next`; only for dead letters.
+    after: Option<String>,
 }
 
 /// What would be done to one event.
@@ -239,6 +253,8 @@ pub struct PreviewAnswer {
     events: Vec<PreviewedEvent>,
     /// Whether more match.
     more: bool,
+    /// Send it as `after` to go on with those; only for dead letters.
+    next: Option<String>,
 }
 
 /// What a redrive, a drop, a resume or a skip would do to each event; changes nothing
@@ -273,19 +289,17 @@ async fn preview(
         aggregate: body.aggregate.as_deref().map(Aggregate::new).transpose()?,
         ..Filter::default()
     };
-    let (mut found, mut more) = entries(&app, &filter).await?;
-    if let Some(wanted) = &body.pattern {
-        found.retain(|entry| pattern(entry.reason.as_deref()) == *wanted);
-    }
-    // As the command orders them: by aggregate and seq.
-    found.sort_by(|a, b| (&a.order, a.first_at, &a.identity.id).cmp(&(&b.order, b.first_at, &b.identity.id)));
-    more |= found.len() > limit;
+    let part =
+        Part { pattern: body.pattern.clone(), after: body.after.as_deref().map(Place::read).transpose()? };
+    let mut found = first(&*app.ledger, &filter, &part, limit + 1).await?;
+    let more = found.len() > limit;
     found.truncate(limit);
+    let next = found.last().filter(|_| more).map(|(place, _)| place.to_string());
     let mut events = Vec::with_capacity(found.len());
-    for entry in found {
+    for (_, entry) in found {
         events.push(previewed(&app, what, entry, None, body.out_of_order).await?);
     }
-    Ok(Json(PreviewAnswer { events, more }))
+    Ok(Json(PreviewAnswer { events, more, next }))
 }
 
 /// The same for parked events.
@@ -295,8 +309,9 @@ async fn parked(
     body: &PreviewBody,
     limit: usize,
 ) -> Result<Json<PreviewAnswer>, Problem> {
-    if body.out_of_order || body.pattern.is_some() {
-        return Err(Error::invalid("what", "out_of_order and pattern are only for dead letters").into());
+    if body.out_of_order || body.pattern.is_some() || body.after.is_some() {
+        let message = "out_of_order, pattern and after are only for dead letters";
+        return Err(Error::invalid("what", message).into());
     }
     let tenant = tenant_of(caller, body.tenant.as_deref())?;
     let which = WhichArgs {
@@ -325,13 +340,13 @@ async fn parked(
     let more = steps.len() > limit;
     steps.truncate(limit);
     let mut events = Vec::with_capacity(steps.len());
-    for Wanted { what, target, refused } in steps {
+    for Wanted { what, target, refused, .. } in steps {
         // One that is gone by now is not there to be changed.
         if let Some(entry) = app.ledger.get(&target.identity, target.time).await? {
             events.push(previewed(app, what, entry, refused, false).await?);
         }
     }
-    Ok(Json(PreviewAnswer { events, more }))
+    Ok(Json(PreviewAnswer { events, more, next: None }))
 }
 
 /// The tenant that a request means: the caller's, or for those who see all tenants, the one it names.
@@ -386,23 +401,4 @@ async fn previewed(
         runs: changes && matches!(what, Intervention::Redrive | Intervention::Retry),
         outcome,
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::pattern;
-
-    #[test]
-    fn reasons_that_differ_in_ids_are_one_pattern_and_statuses_are_not() {
-        assert_eq!(pattern(Some("order-17-paid: HTTP 500")), "#: HTTP 500");
-        assert_eq!(pattern(Some("order-18-paid: HTTP 500")), "#: HTTP 500");
-        assert_ne!(pattern(Some("HTTP 404")), pattern(Some("HTTP 500")));
-        assert_eq!(
-            pattern(Some("card 0190d3a0-5b7e-7c3a-9f51-2f6f1f3b7c10 of é1 at 12345")),
-            "card # of # at #"
-        );
-        assert_eq!(pattern(None), "no reason was given");
-        assert_eq!(pattern(Some("")), "");
-        assert_eq!(pattern(Some("401: Authorization: Bearer s3cret")), "401: Authorization: ***");
-    }
 }

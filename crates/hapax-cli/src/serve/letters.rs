@@ -20,9 +20,10 @@ use super::claims::check_batch;
 use super::extract::{Json, PAGE_MAX, Params, limit};
 use super::groups::tenant_of;
 use super::openapi::ProblemBody;
-use crate::ledger::act::{ChangeArgs, Target, Wanted, intervene};
+use crate::ledger::act::{ChangeArgs, Target, Wanted, intervene, stays, targets};
 use crate::ledger::look::{WhichArgs, entry_json};
 use crate::letters;
+use crate::select::{Part, Place, first};
 
 pub fn routes() -> OpenApiRouter<Shared> {
     OpenApiRouter::new()
@@ -191,7 +192,8 @@ pub struct ChangeBody {
     /// is and says why.
     #[serde(default)]
     tokens: BTreeMap<String, i64>,
-    /// Every event of the scope that matches the filters below.
+    /// Every event of the scope that matches the filters below, up to `limit`. A dead letter that cannot be changed
+    /// stays as it is and says why.
     #[serde(default)]
     all: bool,
     /// With `all`: only of this aggregate.
@@ -200,9 +202,13 @@ pub struct ChangeBody {
     /// With `all`: only from this topic.
     #[schema(min_length = 1, max_length = 255)]
     topic: Option<String>,
+    /// With `all`: only dead letters whose reason has this pattern, as `GET /v1/dead/groups` says it.
+    pattern: Option<String>,
     /// With `all`: at most this many.
     #[schema(minimum = 1, maximum = 1000)]
     limit: Option<u64>,
+    /// With `all`, for dead letters: go on after an answer, with its `next`.
+    after: Option<String>,
     /// The event's time (RFC 3339), where the ledger's identity includes it.
     #[schema(format = DateTime)]
     time: Option<String>,
@@ -248,7 +254,7 @@ pub struct ChangedEntry {
     /// Whether it runs only when it is delivered again: its bytes are not held, or it was claimed without a topic, so
     /// that no consumer is known to take it up. Publish it again.
     needs_delivery: bool,
-    /// Why this one was not changed, although it could have been when all were looked at; the others were.
+    /// Why this one stayed as it was; the others were changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<ProblemBody>)]
     problem: Option<Value>,
@@ -261,8 +267,10 @@ pub struct ChangedAnswer {
     dry_run: bool,
     /// Each entry.
     entries: Vec<ChangedEntry>,
-    /// Whether more match: send the request again.
+    /// Whether more match: send the request again, with `next` if there is one.
     more: bool,
+    /// Send it as `after` to go on behind these, also behind what stayed as it was; only for dead letters.
+    next: Option<String>,
 }
 
 /// Runs dead letters again, with attempts reset, in the order of their aggregates
@@ -281,8 +289,8 @@ async fn redrive(
 ) -> Result<Json<ChangedAnswer>, Problem> {
     only_for(body.how.is_some(), "how", "release")?;
     let args = args(&app, &caller, &body)?;
-    let steps = letters::each(&*app.ledger, Intervention::Redrive, &args).await?;
-    carry_out(&app, &caller, steps, &args, &body).await
+    let chosen = dead_letters(&app, Intervention::Redrive, &args, &body).await?;
+    carry_out(&app, &caller, chosen, &args, &body).await
 }
 
 /// Gives dead letters up: removes their bytes, and their aggregates go on past them
@@ -302,8 +310,8 @@ async fn drop_dead(
     only_for(body.how.is_some(), "how", "release")?;
     only_for(body.out_of_order, "out_of_order", "redrive")?;
     let args = args(&app, &caller, &body)?;
-    let steps = letters::each(&*app.ledger, Intervention::Drop, &args).await?;
-    carry_out(&app, &caller, steps, &args, &body).await
+    let chosen = dead_letters(&app, Intervention::Drop, &args, &body).await?;
+    carry_out(&app, &caller, chosen, &args, &body).await
 }
 
 /// Lets parked events go on
@@ -321,12 +329,48 @@ async fn release_parked(
     Json(body): Json<ChangeBody>,
 ) -> Result<Json<ChangedAnswer>, Problem> {
     only_for(body.out_of_order, "out_of_order", "redrive")?;
+    only_for(body.pattern.is_some(), "pattern", "dead letters")?;
+    only_for(body.after.is_some(), "after", "dead letters")?;
     let args = args(&app, &caller, &body)?;
     let steps = match body.how.unwrap_or_default() {
         ReleaseHow::Resume => letters::resume(&*app.ledger, &args).await?,
         ReleaseHow::Skip => letters::skip(&*app.ledger, &args).await?,
     };
-    carry_out(&app, &caller, steps, &args, &body).await
+    carry_out(&app, &caller, Chosen { steps, next: None, may_stay: false }, &args, &body).await
+}
+
+/// What is wanted, of how many.
+struct Chosen {
+    /// Up to one more than the limit.
+    steps: Vec<Wanted>,
+    /// Where to go on, if there is one more.
+    next: Option<String>,
+    /// Whether what cannot be changed stays as it is; otherwise nothing is changed then.
+    may_stay: bool,
+}
+
+/// An intervention in each of the named dead letters, or in the next of those that match.
+async fn dead_letters(
+    app: &App,
+    what: Intervention,
+    args: &ChangeArgs,
+    body: &ChangeBody,
+) -> Result<Chosen, Problem> {
+    let states = [Is::Dead];
+    if !body.all {
+        let named = targets(&*app.ledger, &states, args).await?;
+        let steps = named.into_iter().map(|target| Wanted::new(what, target)).collect();
+        return Ok(Chosen { steps, next: None, may_stay: false });
+    }
+    let limit = limit(body.limit, PAGE_MAX, PAGE_MAX)?;
+    let part =
+        Part { pattern: body.pattern.clone(), after: body.after.as_deref().map(Place::read).transpose()? };
+    let filter = args.which.filter(&*app.ledger, &states).await?;
+    let found = first(&*app.ledger, &filter, &part, limit + 1).await?;
+    let last = limit.checked_sub(1).filter(|_| found.len() > limit).and_then(|last| found.get(last));
+    let next = last.map(|(place, _)| place.to_string());
+    let steps = found.iter().map(|(_, entry)| Wanted::new(what, Target::of(entry))).collect();
+    Ok(Chosen { steps, next, may_stay: true })
 }
 
 /// Refuses what means nothing for this request, rather than leave it unheard.
@@ -341,8 +385,9 @@ fn args(app: &App, caller: &Caller, body: &ChangeBody) -> Result<ChangeArgs, Pro
     if body.all != body.ids.is_empty() {
         return invalid("ids", "send ids, or all=true");
     }
-    if !body.all && (body.aggregate.is_some() || body.topic.is_some() || body.limit.is_some()) {
-        return invalid("ids", "aggregate, topic and limit are only for all=true");
+    let is_narrowed = body.aggregate.is_some() || body.topic.is_some() || body.pattern.is_some();
+    if !body.all && (is_narrowed || body.limit.is_some() || body.after.is_some()) {
+        return invalid("ids", "aggregate, topic, pattern, limit and after are only for all=true");
     }
     if !body.all {
         check_batch(app, "ids", body.ids.len())?;
@@ -398,7 +443,7 @@ fn args(app: &App, caller: &Caller, body: &ChangeBody) -> Result<ChangeArgs, Pro
 async fn carry_out(
     app: &App,
     caller: &Caller,
-    mut steps: Vec<Wanted>,
+    Chosen { mut steps, next, may_stay }: Chosen,
     args: &ChangeArgs,
     body: &ChangeBody,
 ) -> Result<Json<ChangedAnswer>, Problem> {
@@ -425,13 +470,16 @@ async fn carry_out(
             Some(error) => Err(error),
             None => intervene(&*app.ledger, request(*what, target, looked_at(target), true)).await,
         };
-        match (step.map_err(|error| Problem::of(&error)), body.tokens.is_empty()) {
-            (Ok(step), _) => {
+        match step {
+            Ok(step) => {
                 entries.push(changed(&step));
                 runs.push((*what, &*target, step.1.before.token));
             }
-            (Err(problem), true) => return Err(problem),
-            (Err(problem), false) => entries.push(unchanged(*what, &target.identity, &problem)),
+            // Of all that match, some may stay: whoever comes back for the rest must get past them.
+            Err(error) if !body.tokens.is_empty() || (may_stay && stays(&error).is_some()) => {
+                entries.push(unchanged(*what, &target.identity, &Problem::of(&error)));
+            }
+            Err(error) => return Err(error.into()),
         }
     }
     if !body.dry_run {
@@ -452,8 +500,9 @@ async fn carry_out(
             });
         }
         app.waits.forget();
+        app.groups.forget();
     }
-    Ok(Json(ChangedAnswer { dry_run: body.dry_run, entries, more }))
+    Ok(Json(ChangedAnswer { dry_run: body.dry_run, entries, more, next }))
 }
 
 fn unchanged(what: Intervention, identity: &Identity, problem: &Problem) -> ChangedEntry {

@@ -1,6 +1,6 @@
 //! Aggregates that wait, and for what.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,22 +8,25 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use hapax::ledger::{Entry, Filter, State as Is};
 use hapax::problem::Problem;
-use hapax::{Aggregate, Scope, Tenant};
+use hapax::{Aggregate, Tenant};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::app::Shared;
+use super::app::{App, Shared};
 use super::auth::Operator;
 use super::extract::{Json, Params};
-use super::groups::{entries, scopes_of};
+use super::groups::Question;
 use super::overview::OPEN_STATES;
 use super::recent::{Latest, RecentBy};
 use crate::explain::entries::{Seen, open_entries, with_settled};
 
 /// How many aggregates are answered.
 const AGGREGATES_MAX: usize = 50;
+/// How many open entries are looked at to choose them, and how many on a page.
+const LOOKED_MAX: usize = 20_000;
+const PAGE: usize = 500;
 /// How long an answer waits for a look that is under way.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -75,15 +78,6 @@ pub struct WaitingAnswer {
     age_s: f64,
 }
 
-/// Whose aggregates are looked at.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Asked {
-    /// Of one tenant; none: of all.
-    tenant: Option<Option<Tenant>>,
-    /// In these scopes; none: in all.
-    scopes: Option<BTreeSet<Scope>>,
-}
-
 /// What waits.
 pub struct Found {
     aggregates: Vec<WaitingAggregate>,
@@ -91,7 +85,7 @@ pub struct Found {
 }
 
 /// What was found lately. A look reads all settled entries of the aggregates that wait.
-pub type Waits = RecentBy<Asked, Found>;
+pub type Waits = RecentBy<Question, Found>;
 
 /// Aggregates of which something is not settled: what is parked behind what
 ///
@@ -105,13 +99,9 @@ async fn waiting(
     State(app): State<Shared>,
     Params(params): Params<WaitingParams>,
 ) -> Result<Json<WaitingAnswer>, Problem> {
-    if params.all_tenants {
-        caller.needs_all_tenants()?;
-    }
-    let asked =
-        Asked { tenant: (!params.all_tenants).then(|| caller.tenant.clone()), scopes: scopes_of(&caller) };
-    let look = || find(Arc::clone(&app), asked.clone());
-    let latest = app.waits.of(&asked).get(PATIENCE, &app.stopping, look).await;
+    let question = Question::of(&caller, params.all_tenants, None)?;
+    let look = || find(Arc::clone(&app), question.filter(&OPEN_STATES));
+    let latest = app.waits.of(&question).get(PATIENCE, &app.stopping, look).await;
     match latest.map_err(|error| Problem::of(&error))? {
         Latest::Counted(found) => Ok(Json(WaitingAnswer {
             aggregates: found.value.aggregates.clone(),
@@ -129,9 +119,7 @@ fn looking(time: Duration) -> Problem {
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", title, detail).retry()
 }
 
-async fn find(app: Shared, asked: Asked) -> hapax::Result<Found> {
-    let states = OPEN_STATES.to_vec();
-    let filter = Filter { tenant: asked.tenant, scopes: asked.scopes, states, ..Filter::default() };
+async fn find(app: Shared, filter: Filter) -> hapax::Result<Found> {
     let (open, is_cut) = entries(&app, &filter).await?;
     let mut found: BTreeMap<(Option<Tenant>, Aggregate), Vec<Entry>> = BTreeMap::new();
     for entry in open {
@@ -176,4 +164,20 @@ async fn find(app: Shared, asked: Asked) -> hapax::Result<Found> {
         }
     }
     Ok(Found { aggregates, more })
+}
+
+/// The entries that match, without their bytes, and whether there are more than are looked at.
+async fn entries(app: &App, filter: &Filter) -> hapax::Result<(Vec<Entry>, bool)> {
+    let (mut found, mut after) = (Vec::new(), None);
+    loop {
+        let page = app.ledger.list(filter, after.as_ref(), PAGE).await?;
+        for mut entry in page.entries {
+            entry.row.body = None;
+            found.push(entry);
+        }
+        after = page.next;
+        if after.is_none() || found.len() >= LOOKED_MAX {
+            return Ok((found, after.is_some()));
+        }
+    }
 }
