@@ -11,6 +11,7 @@ interface Groups {
   groups: Group[];
   looked: number;
   more: boolean;
+  age_s: number;
 }
 
 export function DeadView({ session, live }: Shown) {
@@ -25,17 +26,18 @@ export function DeadView({ session, live }: Shown) {
   if (open && !shown.some(({ key }) => key === open.key)) shown.unshift(open);
   return (
     <section>
-      <div class="title-row"><h1>Dead letters</h1><AsOf at={at} /></div>
+      <div class="title-row"><h1>Dead letters</h1><AsOf at={at && data && new Date(at.getTime() - data.age_s * 1000)} /></div>
       <p class="lead">Events that failed for good, by reason. Each keeps its bytes until it is redriven or dropped.</p>
       {error && <Notice kind="bad">{error}</Notice>}
       {loading && !data && <p class="loading">Looking…</p>}
-      {data?.more && <Notice kind="warn">There are more than are shown: {number(data.looked)} were looked at.</Notice>}
+      {data?.more && <Notice kind="warn">There are more reasons than are shown.</Notice>}
       {data && shown.length === 0 && (
         <Empty title="There is no dead letter.">
           <p>An event whose handler has failed as often as it may ends here, with its reason. This lists them, once there are some:</p>
           <Command line={`${command} dead ls`} />
         </Empty>
       )}
+      {shown.length > 0 && <Command label="Lists them in a terminal" line={`${command} dead ls --by-reason`} />}
       <ul class="groups">
         {shown.map(({ group, key }) => (
           <li key={key} class="group">

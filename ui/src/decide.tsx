@@ -1,7 +1,7 @@
 // A decision about events: first what it would do to each, then the same set and no other.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { post, type Previewed } from "./api";
-import { Command, Name, Notice, flag, number, words } from "./text";
+import { Command, Name, Notice, flag, number, ofTenant, words } from "./text";
 
 export type What = "redrive" | "drop" | "resume" | "skip";
 
@@ -25,6 +25,9 @@ const WORDS: Record<What, Words> = {
 
 /** How many events one request changes, so that there is progress to see. */
 const CHUNK = 50;
+/** How many previewed events are rows of the table, and how many ids a command names. */
+const ROWS_MAX = 1000;
+const IDS_MAX = 200;
 
 /** Whose events, and which. */
 export interface Which {
@@ -62,8 +65,12 @@ export function chunks(set: Previewed[]): Previewed[][] {
   return parts.map((part) => [...part.values()]);
 }
 
-/** The commands that do the same: one for each week where ids are of a week. */
+/** The commands that do the same: one for each week where ids are of a week. Very many are named by what they have in common. */
 function lines(what: What, which: Which, { events, outOfOrder }: Preview, command: string, reason: string): string[] {
+  if (events.length > IDS_MAX) {
+    const of = `${flag("scope", which.scope)}${ofTenant(which.tenant)}${which.aggregate === undefined ? "" : flag("aggregate", which.aggregate)}${which.pattern === undefined ? "" : flag("pattern", which.pattern)}`;
+    return [`${command} ${WORDS[what].command}${of}${flag("reason", reason || "REASON")}${outOfOrder ? " --out-of-order" : ""} --all`];
+  }
   const times = new Map<string | null, string[]>();
   for (const event of events) times.set(event.time, [...(times.get(event.time) ?? []), event.id]);
   return [...times].map(([time, ids]) => {
@@ -87,6 +94,7 @@ export function Decide({ what, which, command, close }: Props) {
   const [error, setError] = useState<string | null>(null);
   const [done, setDone] = useState<Done[] | null>(null);
   const [running, setRunning] = useState(false);
+  const [askedFor, setAskedFor] = useState(0);
   const asked = useRef(0);
   const { would, does, doing, done: didIt, path, body: more } = WORDS[what];
   const of = { scope: which.scope, tenant: which.tenant ?? undefined };
@@ -98,12 +106,24 @@ export function Decide({ what, which, command, close }: Props) {
     setPreview(null);
     setError(null);
     const body = { ...of, what, pattern: which.pattern, aggregate: which.aggregate, ...(what === "redrive" ? { out_of_order: outOfOrder } : {}) };
-    post<{ events: Previewed[]; more: boolean }>("/v1/dead/preview", body).then(
-      (answer) => isLast() && setPreview({ outOfOrder, ...answer }),
-      (error) => isLast() && setError(error.message),
-    );
+    // All that match, part by part.
+    const look = async () => {
+      const events: Previewed[] = [];
+      for (let after: string | undefined; ; ) {
+        setAskedFor(events.length);
+        const answer = await post<{ events: Previewed[]; more: boolean; next?: string | null }>("/v1/dead/preview", { ...body, after });
+        if (!isLast()) return;
+        events.push(...answer.events);
+        if (!answer.next) return setPreview({ outOfOrder, events, more: answer.more });
+        after = answer.next;
+      }
+    };
+    look().catch((error) => isLast() && setError(error.message));
   };
-  useEffect(() => ask(false), []);
+  useEffect(() => {
+    ask(false);
+    return () => { asked.current += 1; };
+  }, []);
   const set = preview?.events.filter((event) => event.changes) ?? [];
   const act = async (event: Event) => {
     event.preventDefault();
@@ -135,7 +155,7 @@ export function Decide({ what, which, command, close }: Props) {
       {error && <Notice kind="bad">{error}</Notice>}
       {!done && (
         <>
-          {!preview && !error && <p class="loading" role="status">Asking the ledger what would happen…</p>}
+          {!preview && !error && <p class="loading" role="status">Asking the ledger what would happen…{askedFor > 0 && ` ${number(askedFor)} so far`}</p>}
           {preview && (
             <>
               <p>{number(set.length)} of {number(preview.events.length)} {would}. It is done to exactly these, and not to what comes from now on.
@@ -180,7 +200,7 @@ function Outcomes({ what, events }: { what: string; events: Previewed[] }) {
       <table>
         <thead><tr><th scope="col">Event</th><th scope="col">Aggregate</th><th scope="col" class="right">Seq</th><th scope="col">What would happen</th></tr></thead>
         <tbody>
-          {events.map((event) => (
+          {events.slice(0, ROWS_MAX).map((event) => (
             <tr key={`${event.id}/${event.time}`} class={event.changes ? "" : "muted"}>
               <th scope="row"><Name of={event.id} /></th>
               <td>{event.aggregate === null ? "–" : <Name of={event.aggregate} />}</td>
@@ -190,6 +210,7 @@ function Outcomes({ what, events }: { what: string; events: Previewed[] }) {
           ))}
         </tbody>
       </table>
+      {events.length > ROWS_MAX && <p class="small">and {number(events.length - ROWS_MAX)} more</p>}
     </div>
   );
 }

@@ -173,6 +173,8 @@ export interface Loaded<T> {
   again: () => void;
 }
 
+const RETRY_MS = 3000;
+
 /** Asks once, and again when `trigger` changes or `again` is called. What is shown stays until there is an answer. */
 export function useLoad<T>(path: string | null, trigger?: unknown): Loaded<T> {
   const [state, setState] = useState<Omit<Loaded<T>, "again">>({ data: null, at: null, error: null, away: false, loading: path !== null });
@@ -184,6 +186,7 @@ export function useLoad<T>(path: string | null, trigger?: unknown): Loaded<T> {
       return;
     }
     const abort = new AbortController();
+    let retry: number | undefined;
     const kept = shown.current === path;
     shown.current = path;
     setState((old) => ({ ...old, data: kept ? old.data : null, loading: true }));
@@ -192,9 +195,14 @@ export function useLoad<T>(path: string | null, trigger?: unknown): Loaded<T> {
       (error) => {
         if (abort.signal.aborted) return;
         setState((old) => ({ ...old, error: error.message, away: error instanceof Away, loading: false }));
+        // It is being looked for, or a store is busy.
+        if (error instanceof Refused && error.status === 503) retry = setTimeout(() => setTurn((value) => value + 1), RETRY_MS);
       },
     );
-    return () => abort.abort();
+    return () => {
+      abort.abort();
+      clearTimeout(retry);
+    };
   }, [path, trigger, turn]);
   const again = useCallback(() => setTurn((value) => value + 1), []);
   return { ...state, again };

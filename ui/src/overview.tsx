@@ -154,6 +154,7 @@ export function OverviewView({ live, session }: Shown) {
         <Charts live={live} />
         <Scopes counts={counts} data={last.data} command={session.command ?? "hapax"} />
         <Prevented data={last.data} />
+        <Command label="Counts the ledger in a terminal" line={`${session.command ?? "hapax"} ledger stat`} />
       </>}
     </section>
   );

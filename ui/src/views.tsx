@@ -11,7 +11,7 @@ const SEQS_SHOWN = 8;
 
 export function AggregatesView({ session, live }: Shown) {
   const open = live.samples.at(-1)?.data.scopes.map((scope) => `${scope.states.parked ?? 0}/${scope.states.dead ?? 0}/${scope.states.retry ?? 0}`).join();
-  const { data, at, error, loading, again } = useLoad<{ aggregates: Waiting[]; more: boolean }>(`/v1/waiting?all_tenants=${session.whole}`, open);
+  const { data, at, error, loading, again } = useLoad<{ aggregates: Waiting[]; more: boolean; age_s: number }>(`/v1/waiting?all_tenants=${session.whole}`, open);
   const [decides, setDecides] = useState<{ of: Waiting; key: string; what: What } | null>(null);
   const command = session.command ?? "hapax";
   const shown = (data?.aggregates ?? []).map((of) => ({ of, key: JSON.stringify([of.tenant, of.scope, of.aggregate]) }));
@@ -19,7 +19,7 @@ export function AggregatesView({ session, live }: Shown) {
   if (decides && !shown.some(({ key }) => key === decides.key)) shown.unshift(decides);
   return (
     <section>
-      <div class="title-row"><h1>Aggregates</h1><AsOf at={at} /></div>
+      <div class="title-row"><h1>Aggregates</h1><AsOf at={at && data && new Date(at.getTime() - data.age_s * 1000)} /></div>
       <p class="lead">Events of an aggregate take effect in the order of their seq. These have one that is not settled, and what is parked waits behind it.</p>
       {error && <Notice kind="bad">{error}</Notice>}
       {loading && !data && <p class="loading">Looking…</p>}
@@ -30,6 +30,7 @@ export function AggregatesView({ session, live }: Shown) {
           <Command line={`${command} explain --aggregate order-17`} />
         </Empty>
       )}
+      {shown.length > 0 && <Command label="Lists what is parked" line={`${command} parked ls`} />}
       <ul class="groups">
         {shown.map(({ of, key }) => (
           <li key={key} class="group">
