@@ -675,6 +675,12 @@ class Other(Case):
         self.assertEqual(sorted(entry["id"] for entry in page["entries"] + rest["entries"]), sorted(ids))
         dry = self.client.dead.redrive(scope, ids=ids[:1], reason="mended", dry_run=True)
         self.assertTrue(dry["dry_run"])
+        seen, after = [], None
+        for more in (True, True, False):
+            dry = self.client.dead.redrive(scope, all=True, reason="mended", dry_run=True, limit=1, after=after)
+            seen, after = seen + [entry["id"] for entry in dry["entries"]], dry["next"]
+            self.assertEqual((dry["more"], after is not None), (more, more))
+        self.assertEqual(sorted(seen), sorted(ids))
         self.assertEqual(self.client.claim(scope, ids[0]).outcome, "dead")
         self.client.dead.redrive(scope, ids=ids[:1], reason="mended")
         with self.client.claim(scope, ids[0]) as claim:

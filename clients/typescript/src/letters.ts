@@ -30,6 +30,8 @@ export interface ChangeOptions {
   readonly dryRun?: boolean;
   /** With `all`: at most this many. */
   readonly limit?: number;
+  /** With `all`: `next` of the answer before, to go on also behind what could not be changed and has a `problem`. */
+  readonly after?: string | null | undefined;
 }
 
 /** Lists dead letters. */
@@ -50,13 +52,14 @@ export function entries(options: EntriesOptions): Call<EntriesAnswer> {
 
 /** Runs dead letters again, or gives them up. */
 export function change(how: "redrive" | "drop", scope: string, options: ChangeOptions): Call<ChangedAnswer> {
-  const { reason, ids = [], all = false, dryRun = false, limit } = options;
+  const { reason, ids = [], all = false, dryRun = false, limit, after } = options;
   if (all === ids.length > 0) throw new Invalid("the dead letters", "name their ids, or say all: true, and not both");
   checkName("the scope", scope);
   for (const id of ids) checkName("the event's id", id);
   const body: Record<string, unknown> = { scope, reason, all, dry_run: dryRun };
   if (ids.length > 0) body["ids"] = ids;
   if (limit !== undefined) body["limit"] = checkLimit(limit);
+  if (after !== undefined && after !== null) body["after"] = after;
   return {
     what: `${how} of dead letters of ${JSON.stringify(scope)}`,
     route: how === "redrive" ? "POST /v1/dead/redrive" : "POST /v1/dead/drop",

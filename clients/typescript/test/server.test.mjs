@@ -508,6 +508,15 @@ describe("the rest", () => {
     assert.equal(found[0].reason, "no such order");
     const [one, two] = ids;
     assert.ok((await client.dead.redrive(scope, { ids: [one], reason: "mended", dryRun: true })).dry_run);
+    const seen = [];
+    let after;
+    for (const more of [true, true, false]) {
+      const dry = await client.dead.redrive(scope, { all: true, reason: "mended", dryRun: true, limit: 1, after });
+      seen.push(...dry.entries.map((entry) => entry.id));
+      after = dry.next;
+      assert.deepEqual([dry.more, after !== null], [more, more]);
+    }
+    assert.deepEqual(seen.sort(), [...ids].sort());
     assert.equal((await client.claim(scope, one)).outcome, "dead");
     await client.dead.redrive(scope, { ids: [one], reason: "mended" });
     await (await client.claim(scope, one)).run(() => undefined);

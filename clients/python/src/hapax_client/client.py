@@ -266,11 +266,13 @@ class DeadLetters:
         all: bool = False,
         dry_run: bool = False,
         limit: Optional[int] = None,
+        after: Optional[str] = None,
     ) -> ChangedAnswer:
         """Runs them again, with attempts reset. A `Conflict` that is in doubt may be the work of an earlier attempt:
         look at them. With `all`, a lost answer is not asked for again, which would take the next ones: `Unavailable`,
-        in doubt. One with `needs_delivery` in the answer runs when it is delivered again: publish it."""
-        return self._client._call(letters.change("redrive", scope, reason, ids, all, dry_run, limit))
+        in doubt. One with `needs_delivery` in the answer runs when it is delivered again: publish it. With `all`, what
+        cannot be changed has a `problem`; `after`, the `next` of an answer, goes on behind it."""
+        return self._client._call(letters.change("redrive", scope, reason, ids, all, dry_run, limit, after))
 
     def drop(
         self,
@@ -281,10 +283,11 @@ class DeadLetters:
         all: bool = False,
         dry_run: bool = False,
         limit: Optional[int] = None,
+        after: Optional[str] = None,
     ) -> ChangedAnswer:
         """Gives them up: their aggregates go on past them. With `all`, a lost answer is `Unavailable`, in doubt, as
         with `redrive`."""
-        return self._client._call(letters.change("drop", scope, reason, ids, all, dry_run, limit))
+        return self._client._call(letters.change("drop", scope, reason, ids, all, dry_run, limit, after))
 
 
 class Analytics:

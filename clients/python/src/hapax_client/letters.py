@@ -43,6 +43,7 @@ def change(
     all: bool,
     dry_run: bool,
     limit: Optional[int],
+    after: Optional[str],
 ) -> Call[ChangedAnswer]:
     """Runs dead letters again, or gives them up."""
     if all == bool(ids) or isinstance(ids, str):
@@ -52,6 +53,8 @@ def change(
         body["ids"] = [check_name("the event's id", id) for id in ids]
     if limit is not None:
         body["limit"] = check_limit(limit)
+    if after is not None:
+        body["after"] = after
 
     def read(reply: Reply) -> ChangedAnswer:
         answer = text.loads(reply.body)
