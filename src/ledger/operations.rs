@@ -1,5 +1,6 @@
 //! The part of a ledger that operators and maintenance use.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -9,7 +10,7 @@ use super::{
     SweepSettings, Swept,
 };
 use crate::error::{Error, Result};
-use crate::id::{EventId, Tenant};
+use crate::id::{EventId, Scope, Tenant};
 
 /// Lists and counts entries, intervenes in them, forgets them after the retention and checks the
 /// database. The sweeper, the checks at a start and the commands of an operator call it; handling
@@ -22,6 +23,9 @@ pub trait Operations: Send + Sync + 'static {
 
     /// Counts entries, weeks and held events.
     async fn stat(&self) -> Result<Stat>;
+
+    /// The scopes that were ever claimed in, whoever's, also those that have no entries any more.
+    async fn scopes(&self) -> Result<BTreeSet<Scope>>;
 
     /// Applies an operator's intervention to an entry and writes an audit row.
     async fn intervene(&self, intervene: &Intervene) -> Result<Intervened>;
@@ -70,6 +74,9 @@ impl<L: Operations + ?Sized> Operations for Arc<L> {
     }
     async fn stat(&self) -> Result<Stat> {
         (**self).stat().await
+    }
+    async fn scopes(&self) -> Result<BTreeSet<Scope>> {
+        (**self).scopes().await
     }
     async fn intervene(&self, intervene: &Intervene) -> Result<Intervened> {
         (**self).intervene(intervene).await

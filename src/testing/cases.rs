@@ -175,6 +175,7 @@ macro_rules! __conformance_cases {
                 listing_pages_are_bounded_by_bytes
                 a_cursor_is_made_from_what_the_filter_matches
                 statistics_count_what_there_is
+                scopes_are_listed_also_without_entries
                 kill_then_redrive
                 t69_what_was_killed_takes_its_bytes_from_the_next_delivery
                 t69_an_aggregate_goes_on_behind_what_was_killed

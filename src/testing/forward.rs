@@ -69,6 +69,9 @@ macro_rules! ledger_over {
             async fn stat(&self) -> $crate::Result<$crate::ledger::Stat> {
                 $crate::ledger::Operations::stat(&self.inner).await
             }
+            async fn scopes(&self) -> $crate::Result<std::collections::BTreeSet<$crate::Scope>> {
+                $crate::ledger::Operations::scopes(&self.inner).await
+            }
             async fn intervene(
                 &self,
                 intervene: &$crate::ledger::Intervene,

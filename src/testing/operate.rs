@@ -1,5 +1,6 @@
 //! What an operator does: interventions with audit rows, listing, paging, statistics.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::Harness;
@@ -332,6 +333,27 @@ pub async fn statistics_count_what_there_is(harness: &impl Harness) {
     wanted.sort();
     assert_eq!(counts, wanted);
     assert!(ledger.check().await.unwrap().iter().all(|finding| finding.level != Level::Refusal));
+}
+
+/// Every scope is known by its name, once, whatever tenants it has and whether it has entries still.
+pub async fn scopes_are_listed_also_without_entries(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    assert!(ledger.scopes().await.unwrap().is_empty());
+    let mut other = claim("a", lease());
+    other.identity.scope = Scope::new("projection_worker:cache:here").unwrap();
+    let mut tenant = claim("a", lease());
+    tenant.identity.tenant = Some(Tenant::new("acme").unwrap());
+    let all = [claim("a", lease()), other.clone(), tenant.clone()];
+    for claim in &all {
+        run(&ledger, claim).await;
+    }
+    let wanted = BTreeSet::from([tenant.identity.scope, other.identity.scope]);
+    assert_eq!(ledger.scopes().await.unwrap(), wanted);
+    for claim in &all {
+        intervene(&ledger, claim, Intervention::Forget).await.unwrap();
+    }
+    assert_eq!(ledger.stat().await.unwrap().counts, [], "nothing is left of them");
+    assert_eq!(ledger.scopes().await.unwrap(), wanted);
 }
 
 /// A kill on what is open keeps it out; a killed one is redriven like any dead one.

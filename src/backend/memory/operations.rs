@@ -1,12 +1,12 @@
 //! What an operator asks and does.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use async_trait::async_trait;
 
 use super::MemoryLedger;
 use crate::error::Result;
-use crate::id::{EventId, Tenant};
+use crate::id::{EventId, Scope, Tenant};
 use crate::ledger::transition::Row;
 use crate::ledger::{
     Audit, Cursor, CursorParts, Filter, Finding, Intervene, Intervened, Key, LIST_BYTES_MAX, Level, Logged,
@@ -89,6 +89,10 @@ impl Operations for MemoryLedger {
                 })
                 .collect(),
         })
+    }
+
+    async fn scopes(&self) -> Result<BTreeSet<Scope>> {
+        Ok(self.lock().scopes.iter().map(|(_, scope, _)| scope.clone()).collect())
     }
 
     async fn intervene(&self, intervene: &Intervene) -> Result<Intervened> {

@@ -31,7 +31,7 @@ mod transaction;
 mod verify;
 mod week;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -484,6 +484,10 @@ impl Operations for PgLedger {
 
     async fn stat(&self) -> Result<Stat> {
         read::stat(&self.0).await
+    }
+
+    async fn scopes(&self) -> Result<BTreeSet<Scope>> {
+        read::scopes(&self.0).await
     }
 
     async fn intervene(&self, intervene: &Intervene) -> Result<Intervened> {

@@ -1,5 +1,7 @@
 //! Reads entries: single ones, pages, and counts.
 
+use std::collections::BTreeSet;
+
 use futures_util::TryStreamExt as _;
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, FromRow as _, PgConnection};
@@ -431,6 +433,13 @@ from_row! {
 
 from_row! {
     struct WeekRow { week: i16, bytes: Option<i64> }
+}
+
+pub(super) async fn scopes(inner: &Inner) -> Result<BTreeSet<Scope>> {
+    let sql = format!("select distinct scope from {}.scope", inner.settings.schema);
+    let scopes: Vec<(String,)> =
+        inner.fetch_all("listing scopes", sqlx::query_as(AssertSqlSafe(sql))).await?;
+    scopes.into_iter().map(|(scope,)| Scope::new(scope)).collect()
 }
 
 pub(super) async fn stat(inner: &Inner) -> Result<Stat> {

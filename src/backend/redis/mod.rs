@@ -26,6 +26,7 @@ mod transaction;
 mod want;
 mod window;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -398,6 +399,10 @@ impl Operations for RedisLedger {
 
     async fn stat(&self) -> Result<Stat> {
         read::stat(self).await
+    }
+
+    async fn scopes(&self) -> Result<BTreeSet<Scope>> {
+        Ok(read::Scopes::read(self).await?.names())
     }
 
     async fn intervene(&self, intervene: &Intervene) -> Result<Intervened> {

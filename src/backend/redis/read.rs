@@ -1,14 +1,14 @@
 //! Reads entries. Hashes have no order, so a listing scans those of a week and keeps the lowest
 //! keys.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::connect::Doing;
 use super::want::{Names, Wants, member_key, names_of, pair, scope_value, week_key};
 use super::{RedisLedger, codec};
 use crate::clock::Time;
 use crate::error::{Error, Result};
-use crate::id::EventId;
+use crate::id::{EventId, Scope};
 use crate::ledger::transition::Row;
 use crate::ledger::{
     Audit, Claims as _, Cursor, CursorParts, Entry, Filter, Identity, Key, LIST_BYTES_MAX, Page, Stat, State,
@@ -34,6 +34,11 @@ impl Scopes {
             Ok((number, names_of(&field)?))
         });
         Ok(Scopes(known.collect::<Result<_>>()?))
+    }
+
+    /// The scopes, whoever's.
+    pub(super) fn names(self) -> BTreeSet<Scope> {
+        self.0.into_values().map(|(_, scope)| scope).collect()
     }
 
     /// The scope numbers that match a filter, in order.

@@ -43,6 +43,7 @@ pub use records::SqliteRecords;
 pub use schema::schema_sql;
 pub use transaction::SqliteTransaction;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -327,6 +328,10 @@ impl Operations for SqliteLedger {
     async fn stat(&self) -> Result<Stat> {
         let now = self.0.clock.now();
         answer(self.0.read.send(move |conn| read::stat(conn, now))).await
+    }
+
+    async fn scopes(&self) -> Result<BTreeSet<Scope>> {
+        answer(self.0.read.send(|conn| Ok(read::Scopes::read(conn)?.names()))).await
     }
 
     async fn intervene(&self, intervene: &Intervene) -> Result<Intervened> {

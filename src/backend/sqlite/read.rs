@@ -152,6 +152,11 @@ impl Scopes {
         Ok(Scopes(known.collect::<Result<_>>()?))
     }
 
+    /// The scopes, whoever's.
+    pub(super) fn names(self) -> BTreeSet<Scope> {
+        self.0.into_values().map(|(_, scope)| scope).collect()
+    }
+
     pub(super) fn get(&self, number: i32) -> Result<&(Option<Tenant>, Scope)> {
         self.0.get(&number).ok_or_else(|| Error::Corrupt(format!("scope number {number}")))
     }
