@@ -1,21 +1,23 @@
-//! Read models: what records are now, apart from where they are written, each record counted once.
+//! Read models: the current state of records, stored apart from the records, with each record
+//! counted once.
 //!
 //! ```text
 //! record ─▶ event ─▶ journal ─▶ relay ─▶ topic ─▶ Feed ─▶ ReadModel ─▶ Analytics ─▶ answer, lastSyncAt
 //!           seq                  pulses            by version           tenant in every question
 //! ```
 //!
-//! A topic delivers at least once and a relay may publish again, so the same change arrives twice, late,
-//! or after a newer one. Nothing has to be remembered to get that right: every change has a
-//! [`Version`], and a read model keeps the highest of each record. A deletion is a version too.
+//! A topic delivers at least once and a relay may publish again, so the same change arrives twice,
+//! late, or after a newer one. To get that right a read model remembers no events: every change has
+//! a [`Version`], and the read model keeps the highest one of each record. A deletion is a version
+//! too.
 //!
 //! Instead of a relay, Debezium may carry the rows of modules from PostgreSQL's log to a topic
 //! ([`Source::Debezium`]): the same versions, with pulses from a table.
 //!
-//! A relay with [pulses](crate::bus::Pulse) says in every partition up to when the topic is complete. The
-//! earliest of the last pulses of all partitions is `lastSyncAt`: every write that was acknowledged
-//! before it is in the answer. Not by the times of events: two of them may be written in the other order
-//! than they are stored.
+//! A relay with [pulses](crate::bus::Pulse) tells every partition up to which time the topic is
+//! complete. The earliest of the last pulses of all partitions is `lastSyncAt`: every write that
+//! was acknowledged before it is in the answer. The times of events would not do: two events may be
+//! stored in another order than that of their times.
 //!
 //! ```
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
@@ -31,16 +33,17 @@
 //! # Ok::<(), hapax::Error>(()) }).unwrap();
 //! ```
 //!
-//! [`verify()`] compares a read model with its records while both are in use; [`rebuild()`] fills a second one,
-//! and puts it in the place of the first.
+//! [`verify()`] compares a read model with its records while both are in use; [`rebuild()`] fills a
+//! second one, and replaces the first with it.
 //!
-//! This room uses records, buses and names. It knows no database; read models are in
+//! This module uses records, buses and names. It knows no database; read models are in
 //! [`backend`](crate::backend).
 
 mod ask;
 mod change;
 mod debezium;
 mod feed;
+mod missing;
 mod query;
 mod rebuild;
 mod row;
@@ -64,6 +67,7 @@ pub use change::{Change, Input, Rejected, Source};
 #[cfg(feature = "postgres")]
 pub(crate) use debezium::{PULSES, pulse_rows};
 pub use feed::{Feed, FeedHandle, FeedProgress, FeedSettings};
+pub use missing::missing;
 pub use query::{
     Answer, GROUPS_MAX, Group, Groups, ListPage, MEASURES_MAX, Measure, Measured, Meta, ReadToken,
     STALE_AFTER, Selection, Tally,
@@ -96,12 +100,12 @@ pub struct Block {
     pub partition: Partition,
     /// How many partitions its topic has, as far as the reader knows.
     pub partitions: i32,
-    /// The offsets that it covers: fixed before it is applied, so that a repeated block is the same. `None`:
-    /// its changes come from elsewhere, and the partition goes on where it was.
+    /// The offsets that it covers: fixed before it is applied, so that a repeated block is the
+    /// same. `None`: its changes come from elsewhere, and the partition's offset does not change.
     pub offsets: Option<Range<i64>>,
     /// The changes.
     pub changes: Vec<Change>,
-    /// What should be a change and cannot be read, each with the last pulse before it in this block.
+    /// Changes that cannot be read, each with the last pulse before it in this block.
     pub rejected: Vec<(Rejected, Option<Time>)>,
     /// The last pulse.
     pub pulse: Option<Time>,
@@ -148,7 +152,7 @@ impl Block {
 pub struct PartitionSync {
     /// The partition.
     pub partition: Partition,
-    /// Where to go on: the offset after the last block; `None` if there was none.
+    /// Where to continue: the offset after the last block; `None` if there was no block.
     pub offset: Option<i64>,
     /// The last pulse that was applied.
     pub pulse: Option<Time>,
@@ -180,7 +184,7 @@ impl RejectedEntry {
 /// Takes the pieces of a file, in order.
 pub type Pieces<'p> = &'p mut (dyn FnMut(&[u8]) -> std::io::Result<()> + Send);
 
-/// Keeps the current version of every record, and answers questions about them.
+/// Keeps the current version of every record, and answers queries.
 ///
 /// # Contract
 ///
@@ -193,35 +197,38 @@ pub type Pieces<'p> = &'p mut (dyn FnMut(&[u8]) -> std::io::Result<()> + Send);
 /// 3. Each block is one step: all its changes, its rejections and its pulse, or none. Repeating a block
 ///    changes nothing, so an error that is [retryable](crate::Error::is_retryable) may be answered by
 ///    repeating all blocks.
-/// 4. A question sees the records of its tenant and its module, and nothing of others, whatever their
-///    ids, names and payloads say.
+/// 4. A query sees the records of its tenant and its module, and nothing of others, whatever their
+///    ids, names and payloads contain.
 /// 5. `last_sync_at` is the earliest of the last pulses of all partitions of all topics that were
-///    expected or seen, and unknown until each has one. It never goes back, but is held back for a
-///    tenant by a rejected change of its own, and for everybody by one of an unknown tenant, until that
-///    is dropped.
+///    expected or seen, and unknown until each has one. It never goes back. A rejected change holds
+///    it back for its tenant, or for all tenants if its tenant is unknown, until the change is
+///    dropped.
 /// 6. Rows are ordered by the bytes of their ids. A page ends with the row that reaches the limit or
 ///    [`LIST_BYTES_MAX`](crate::records::LIST_BYTES_MAX). Following `next` shows every record that was
 ///    there all the time once, in its current version.
-/// 7. Sums are exact decimals. What is not a number that fits is left out and counted. Groups are ordered by
-///    the text of their keys, and complete for the first [`GROUPS_MAX`].
+/// 7. Sums are exact decimals. Values that are not numbers, or do not fit, are left out and
+///    counted. Groups are ordered by the text of their keys, and complete for the first
+///    [`GROUPS_MAX`].
 /// 8. `since` compares the time of the record's current version.
 /// 9. A payload comes back as the same JSON value, its numbers digit for digit.
 /// 10. What was applied survives a restart, where the model is [durable](ReadModel::durable).
-/// 11. An id is created with the model and never changes: every opening of the model returns it, and no
-///     other model has it.
-///     What was read for one model is not applied to another that has taken its place: `apply` then fails
-///     with an error that is not retryable, until `expect` begins with the new model.
-/// 12. A scan hashes what is stored, also of what is not JSON any more. Following its pages shows every record
-///     that was there all the time once, in its current version; deleted ones are not in it. The rows of a
-///     tenant and module are ordered by the bytes of their ids. A page is empty only if nothing follows.
-/// 13. `erase` leaves no content of the subject's deleted records and rejected changes, nothing of others is
-///     touched, and the versions of deletions stay. Repeating it changes nothing. A model that cannot erase
-///     says `Unsupported`. A second model that is being filled is among what is erased, but what its feed has on
-///     its way is not: look again once nothing is [unfinished](ReadModel::unfinished).
-/// 14. A [second model](ReadModel::second) takes the place of the first in one step. Until then questions are
-///     answered by the first, and afterwards by the second, whose id is another.
-/// 15. A model that is made for a generation of the source says so, keeps it, and takes no change of another:
-///     what its source has undone would stay in it.
+/// 11. An id is created with the model and never changes: every opening of the model returns it,
+///     and no other model has it. What was read for one model is not applied to another that has
+///     replaced it: `apply` then fails with an error that is not retryable, until `expect` begins
+///     with the new model.
+/// 12. A scan hashes what is stored, even if it is no longer JSON. Following its pages shows every
+///     record that was there all the time once, in its current version; deleted ones are not in it.
+///     The rows of a tenant and module are ordered by the bytes of their ids. A page is empty only
+///     if nothing follows.
+/// 13. `erase` leaves no content of the subject's deleted records and rejected changes, content of
+///     others stays, and so do the versions of deletions. Repeating it changes nothing. A model
+///     that cannot erase answers `Unsupported`. A second model that is being filled is erased too,
+///     but not the changes that its feed has in flight: erase again once nothing is
+///     [unfinished](ReadModel::unfinished).
+/// 14. A [second model](ReadModel::second) replaces the first in one step. Until then the first one
+///     answers queries, and afterwards the second one, which has another id.
+/// 15. A model that is created for a generation of the source stores it, and takes no change of
+///     another generation: otherwise changes that a restore of the source has undone would stay.
 #[async_trait]
 pub trait ReadModel: Send + Sync + 'static {
     /// Applies blocks, each of another partition.
@@ -251,7 +258,8 @@ pub trait ReadModel: Send + Sync + 'static {
     /// Rejected changes, by topic, partition and offset.
     async fn rejected(&self, limit: usize) -> Result<Vec<RejectedEntry>>;
 
-    /// Drops a rejected change, so that it holds nothing back. False if there is no such change.
+    /// Drops a rejected change, so that it no longer holds `last_sync_at` back. False if there is
+    /// no such change.
     async fn drop_rejected(&self, partition: &Partition, offset: i64) -> Result<bool>;
 
     /// The id of the model; `None` if it keeps none.
@@ -264,9 +272,10 @@ pub trait ReadModel: Send + Sync + 'static {
         Ok(None)
     }
 
-    /// Begins a second model for a generation of the source, or goes on with one that a rebuild left behind;
-    /// with `anew` that one is removed first. It takes over from any rebuild that is filling it. See [`rebuild()`].
-    /// [`Unsupported`](crate::Error::Unsupported) where a model cannot be replaced while it serves.
+    /// Begins a second model for a generation of the source, or continues one that an earlier
+    /// rebuild left behind; with `anew` that one is removed first. Any other rebuild that is
+    /// filling it is fenced. See [`rebuild()`]. [`Unsupported`](crate::Error::Unsupported) where a
+    /// model cannot be replaced while it serves.
     async fn second(&self, generation: u16, anew: bool) -> Result<Second> {
         let (_, _) = (generation, anew);
         let message = "this read model cannot be built again while it serves; one in ClickHouse can. Stop the server, remove the \
@@ -274,7 +283,7 @@ pub trait ReadModel: Send + Sync + 'static {
         Err(crate::Error::Unsupported(message.into()))
     }
 
-    /// What a rebuild that did not end has left behind, for people.
+    /// Describes, for people, what an unfinished rebuild has left behind.
     async fn unfinished(&self) -> Result<Option<String>> {
         Ok(None)
     }
@@ -288,9 +297,9 @@ pub trait ReadModel: Send + Sync + 'static {
         Err(cannot_erase(of))
     }
 
-    /// Removes every version of the subject's records that a higher one replaces, for good, and what rejected
-    /// changes of it contain; says how many there were. Deletions stay. Apply the deletions of the records
-    /// before: a version that nothing replaces stays as well.
+    /// Removes, for good, every version of the subject's records that a higher one replaces, and
+    /// the content of its rejected changes; returns how many there were. Deletions stay. Apply the
+    /// deletions of the records first: a version that nothing replaces stays as well.
     async fn erase(&self, of: &Subject) -> Result<u64> {
         Err(cannot_erase(of))
     }
@@ -308,7 +317,7 @@ pub trait ReadModel: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// What an approximate answer may count wrongly; `None` if it is never wrong.
+    /// What an approximate answer may count wrong; `None` if it is always exact.
     fn approximate(&self) -> Option<&'static str> {
         None
     }

@@ -83,10 +83,7 @@ const ANEW: &str = "changes are missing: raise analytics.generation, name a new 
 /// happened, and only the pulses show it.
 async fn gap(global: &Global, config: &Config) -> Option<String> {
     let model = open::existing_read_model(global, config).ok()?;
-    let rejected = model.rejected(1000).await.ok()?;
-    let missing = rejected.into_iter().map(|entry| entry.rejected).find(|rejected| {
-        rejected.tenant.is_none() && rejected.payload.is_empty() && rejected.origin.topic == config.cdc.topic
-    });
+    let missing = hapax::analytics::missing(&*model, Some(&config.cdc.topic)).await.ok()?;
     missing.map(|rejected| rejected.reason)
 }
 

@@ -267,8 +267,7 @@ async fn synced(global: &Global, config: &Config) -> Result<(Verdict, String), F
             counted(rejected.len() as u64, "change", "changes")
         );
         // What is missing for everybody has no content, and its reason names the rebuild.
-        let mut all = rejected.into_iter().map(|entry| entry.rejected);
-        if let Some(missing) = all.find(|of| of.tenant.is_none() && of.payload.is_empty()) {
+        if let Some(missing) = hapax::analytics::missing(&*model, None).await? {
             message.extend([". ", &missing.reason]);
         }
         return Ok((Verdict::Warning, message));
