@@ -1,6 +1,6 @@
 //! The view for BI tools, whatever their settings are.
 
-use hapax::analytics::Uuid;
+use hapax::analytics::{ReadModel as _, Uuid};
 use hapax::testing::analytics::{apply, block, change};
 
 use crate::engine::Database;
@@ -35,4 +35,36 @@ async fn t437_the_view_shows_no_replaced_version_whatever_the_profile_says() {
     ] {
         assert_eq!(count(&view, settings), "0", "{settings}");
     }
+}
+
+/// A view that an earlier build made has no settings. Whoever may make tables replaces it, and who only asks does not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t466_the_view_of_an_earlier_build_is_replaced() {
+    let database = Database::new();
+    apply(&database.model(), block([change(1, 1, Some("{}"))])).await;
+    let text = || {
+        database.sql(&format!(
+            "SELECT create_table_query FROM system.tables WHERE database = '{}' AND name = 'records'",
+            database.name
+        ))
+    };
+    let made = text();
+    assert!(made.contains("use_skip_indexes_if_final = 0"), "{made}");
+    let as_before = "CREATE OR REPLACE VIEW DB.records AS SELECT module, record_id, payload, fields, numbers, created_at, updated_at, \
+                     bitAnd(_version, 281474976710655) AS seq FROM DB.data_records FINAL WHERE tenant_id = {tenant:UUID} \
+                     COMMENT 'hapax read model, version 1'";
+    database.sql(as_before);
+    let existing = hapax::backend::clickhouse::ClickHouseReadModel::open_existing(&database.url()).unwrap();
+    existing.partitions().await.unwrap();
+    assert!(!text().contains("use_skip_indexes_if_final"), "who only asks changes nothing");
+    apply(&database.model(), block([change(1, 2, Some("{}"))])).await;
+    assert_eq!(text(), made);
+    let view = format!("DB.records(tenant = '{}')", Uuid::nil());
+    assert_eq!(database.sql(&format!("SELECT seq FROM {view}")), "2");
+    // One of a later build stays.
+    let later = made.replace("build 2", "build 3").replace("\\'", "'");
+    let later = later.replacen("CREATE VIEW", "CREATE OR REPLACE VIEW", 1);
+    database.sql(&later);
+    apply(&database.model(), block([change(1, 3, Some("{}"))])).await;
+    assert!(text().contains("build 3"));
 }

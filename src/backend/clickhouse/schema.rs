@@ -17,6 +17,9 @@ pub(super) const SYNC: &str = "data_records_sync";
 pub(super) const REJECTED: &str = "data_records_rejected";
 /// For BI tools: `records(tenant = …)`.
 const VIEW: &str = "records";
+/// Which text of the view this build makes. A view of an earlier one is replaced; one of a later build stays. The first
+/// had no settings.
+const VIEW_BUILD: u64 = 2;
 
 /// The version of the tables that this build makes and reads.
 const VERSION: u32 = 1;
@@ -90,15 +93,20 @@ COMMENT '{COMMENT}{VERSION}'"
 COMMENT '{COMMENT}{VERSION}'"
         ),
         table_of_rows(&format!("IF NOT EXISTS {database}.{RECORDS}"), generation, 1),
-        format!(
-            "CREATE VIEW IF NOT EXISTS {database}.{VIEW} AS
+        view("CREATE VIEW IF NOT EXISTS", database),
+    ]
+}
+
+/// What makes the view for BI tools.
+fn view(create: &str, database: &str) -> String {
+    format!(
+        "{create} {database}.{VIEW} AS
 SELECT module, record_id, payload, fields, numbers, created_at, updated_at, bitAnd(_version, {SEQ}) AS seq
 FROM {database}.{RECORDS} FINAL WHERE tenant_id = {{tenant:UUID}}
 SETTINGS {OF_VIEW}
-COMMENT '{COMMENT}{VERSION}'",
-            SEQ = crate::analytics::SEQ_MAX
-        ),
-    ]
+COMMENT '{COMMENT}{VERSION}, build {VIEW_BUILD}'",
+        SEQ = crate::analytics::SEQ_MAX
+    )
 }
 
 /// What makes a table of rows. Its comment says which generation of the source it is for, and its how many-th
@@ -228,6 +236,12 @@ pub(super) async fn prepare(server: &Server, make: bool, generation: Option<u16>
         check(server, &tables)?;
     }
     check_columns(server, make).await?;
+    let is_old =
+        |table: &Found| table.name == VIEW && table.about(server).is_ok_and(|of| of.build < VIEW_BUILD);
+    if make && tables.iter().any(is_old) {
+        let sql = view("CREATE OR REPLACE VIEW", server.database());
+        server.ask("replacing the view of an earlier hapax", Statement::new(sql)).await?;
+    }
     if tables.iter().any(|table| table.name == of_rows && table.uuid.is_nil()) {
         let (database, records) = (server.database(), server.records());
         let message = format!("table {records} has no UUID: database {database} needs the engine Atomic");
@@ -389,6 +403,20 @@ pub(super) fn insert_rows(server: &Server) -> Statement {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Whoever changes the text raises its number, so that views that are there are replaced.
+    #[test]
+    fn t466_the_text_of_the_view_has_a_number() {
+        assert_eq!(VIEW_BUILD, 2);
+        assert_eq!(
+            view("CREATE VIEW", "d"),
+            "CREATE VIEW d.records AS
+SELECT module, record_id, payload, fields, numbers, created_at, updated_at, bitAnd(_version, 281474976710655) AS seq
+FROM d.data_records FINAL WHERE tenant_id = {tenant:UUID}
+SETTINGS do_not_merge_across_partitions_select_final = 0, optimize_move_to_prewhere_if_final = 0, use_skip_indexes_if_final = 0
+COMMENT 'hapax read model, version 1, build 2'"
+        );
+    }
 
     #[test]
     fn a_comment_says_what_a_table_is_for() {
