@@ -60,13 +60,13 @@ use crate::error::Result;
 use crate::ledger::Finding;
 use crate::records::Payload;
 
-/// What a projection has of a record.
+/// A projection's copy of a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Document {
     /// The highest version that was applied.
     pub version: Version,
-    /// What the record is under it.
+    /// The record's content in that version.
     pub content: Content,
 }
 
@@ -100,7 +100,7 @@ pub enum Content {
     Deleted,
     /// Only the version is left: a cache has let the content go.
     Expired,
-    /// What is stored was not written so: it cannot be read, or its parts contradict each other.
+    /// The stored value cannot be read, or its parts contradict each other.
     Unreadable {
         /// Why.
         reason: String,
@@ -108,7 +108,7 @@ pub enum Content {
 }
 
 impl Content {
-    /// What a change makes of a record.
+    /// The document that a change results in.
     pub fn of(change: &Change) -> Self {
         match &change.payload {
             Some(payload) => Content::Present {
@@ -127,7 +127,7 @@ impl Content {
 pub enum Applied {
     /// It is the record's highest version now.
     Newer,
-    /// That version or a higher one was there already. Nothing was changed.
+    /// The projection already had that version or a higher one. Nothing was changed.
     Stale,
     /// The projection could not take it now, whatever the change is.
     Busy {
@@ -152,7 +152,7 @@ pub enum Applied {
 pub struct Scanned {
     /// The records. One may be on two pages.
     pub found: Vec<(Name, Version)>,
-    /// What is there and belongs to no record, with the reason.
+    /// What is stored and belongs to no record, with the reason.
     pub foreign: Vec<(String, String)>,
     /// Where the next page begins; `None`: this is the last.
     pub next: Option<String>,
@@ -184,24 +184,28 @@ impl Scanned {
 /// 2. A deletion is a version too. A deleted record shows no content, and its version stays, so that
 ///    an older change that arrives later does not bring it back.
 /// 3. Each change has its own outcome, in order. One that cannot be applied does not affect its
-///    neighbours. An error instead of outcomes leaves open what was applied, and the call may be
-///    repeated.
+///    neighbours. After an error instead of outcomes it is unknown what was applied, and the call
+///    may be repeated.
 /// 4. Records of two tenants, two modules or two ids never meet.
 /// 5. A payload comes back as the same JSON value, its numbers digit for digit; versions come back
 ///    exactly, also above 2⁵³.
-/// 6. What was applied is there when the projection is opened again, and survives a restart of its
-///    server where it is [durable](Projection::durable).
+/// 6. What was applied is still there when the projection is opened again, and survives a restart
+///    of its server where the projection is [durable](Projection::durable).
 /// 7. A [scan](Projection::scan) shows every record that was there all the time, deleted ones too.
-/// 8. A [rebuild](Projection::begin_rebuild) shows nothing before its [switch](Rebuilding::switch), if
-///    it has a place of its own; afterwards the projection is what was applied to the rebuild, and what
-///    was applied to the projection since the rebuild [took the writes](Rebuilding::take_writes).
+/// 8. A [rebuild](Projection::begin_rebuild) shows nothing before its [switch](Rebuilding::switch),
+///    if it has a place of its own; afterwards the projection is what was applied to the rebuild,
+///    and what was applied to the projection since the rebuild [took the
+///    writes](Rebuilding::take_writes). Until then it is [unfinished](Projection::unfinished), even
+///    if the process that ran it has died.
+/// 9. Whatever readers are served, and whatever is served after a rebuild that has taken the writes, has
+///    what was [erased](Projection::erase) no more.
 #[async_trait]
 pub trait Projection: Send + Sync + 'static {
     /// Applies changes, and reports the outcome of each, in order.
     async fn apply(&self, changes: &[Change]) -> Result<Vec<Applied>>;
 
-    /// What it has of records, in order; `None`: nothing. One that is damaged is
-    /// [unreadable](Content::Unreadable) by itself; it does not keep others from being read.
+    /// The documents of records, in order; `None` if there is none. A damaged one is
+    /// [unreadable](Content::Unreadable), and the others can still be read.
     async fn documents(&self, names: &[Name]) -> Result<Vec<Option<Document>>>;
 
     /// A page of all it has; `after` is `next` of the page before.
@@ -209,6 +213,17 @@ pub trait Projection: Send + Sync + 'static {
 
     /// Begins a rebuild. An earlier one that was never switched to is removed.
     async fn begin_rebuild(&self) -> Result<Box<dyn Rebuilding>>;
+
+    /// The places of rebuilds that run or were interrupted: each may have records that the place
+    /// that serves readers no longer has. `None`: there is no such place.
+    async fn unfinished(&self) -> Result<Option<String>> {
+        Ok(None)
+    }
+
+    /// Applies deletions to what is written and, while a rebuild has taken the writes, to what is read as well.
+    async fn erase(&self, deletions: &[Change]) -> Result<Vec<Applied>> {
+        self.apply(deletions).await
+    }
 
     /// Checks what the contract depends on, as far as the server reports it.
     async fn check(&self) -> Result<Vec<Finding>>;
@@ -226,7 +241,7 @@ pub trait Projection: Send + Sync + 'static {
     /// Whether what was applied survives a restart of its server.
     fn durable(&self) -> bool;
 
-    /// What it is, for people, without secrets.
+    /// Describes it for people, without secrets.
     fn about(&self) -> String;
 }
 
@@ -245,12 +260,19 @@ pub trait Rebuilding: Send + Sync {
 
     /// Makes it the projection that is read and written, in one step.
     async fn switch(&self) -> Result<()>;
+
+    /// Removes what has a lower generation than the rebuild's, which has no such record; returns how many records.
+    /// What somebody writes meanwhile under this generation stays. Nothing to do for a place of its own.
+    async fn remove_older(&self, _generation: u16) -> Result<u64> {
+        Ok(0)
+    }
 }
 
 /// A rebuild without a place of its own: versions decide, so changes are applied where they belong.
-#[cfg_attr(not(any(feature = "redis", feature = "testing")), allow(dead_code))] // for those that have none
+#[cfg(feature = "testing")]
 pub(crate) struct InPlace<P>(pub(crate) P);
 
+#[cfg(feature = "testing")]
 #[async_trait]
 impl<P: Projection> Rebuilding for InPlace<P> {
     async fn apply(&self, changes: &[Change]) -> Result<Vec<Applied>> {
@@ -274,6 +296,12 @@ impl<P: Projection + ?Sized> Projection for Arc<P> {
     }
     async fn begin_rebuild(&self) -> Result<Box<dyn Rebuilding>> {
         (**self).begin_rebuild().await
+    }
+    async fn unfinished(&self) -> Result<Option<String>> {
+        (**self).unfinished().await
+    }
+    async fn erase(&self, deletions: &[Change]) -> Result<Vec<Applied>> {
+        (**self).erase(deletions).await
     }
     async fn check(&self) -> Result<Vec<Finding>> {
         (**self).check().await

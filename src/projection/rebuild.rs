@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::{Applied, Change, History, Name, Projection, Rebuilding};
 use crate::error::{Error, Result};
 
-/// How often a change that the projection cannot take is offered, and the pause in between. Together
-/// five minutes: a search engine may be busy for long.
+/// How often a change that the projection cannot take is offered, and the pause in between.
+/// Together five minutes, since a search engine may be busy for minutes.
 const OFFERS: u32 = 300;
 const PAUSE: Duration = Duration::from_secs(1);
 /// How many changes are applied at once.
@@ -24,7 +24,10 @@ pub struct Rebuilt {
     pub records: u64,
     /// How many changes the projection refused permanently.
     pub rejected: u64,
-    /// The first of them, with the reasons.
+    /// How many records of a lower generation, which the history does not have, were removed from a place that is
+    /// filled while it serves.
+    pub removed: u64,
+    /// The first refused records, with the reasons.
     pub examples: Vec<(Name, String)>,
 }
 
@@ -58,6 +61,7 @@ pub async fn rebuild(projection: &dyn Projection, history: &mut History<'_>) -> 
     crate::crash_point!("projection.before-switch");
     fresh.switch().await?;
     crate::crash_point!("projection.after-switch");
+    rebuilt.removed = fresh.remove_older(history.generation).await?;
     rebuilt.records = history.records() as u64;
     Ok(rebuilt)
 }

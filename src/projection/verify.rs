@@ -20,7 +20,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// Up to so many records are looked up one by one; for more, their buckets are read.
 const SINGLE_MAX: usize = 50;
 
-/// What a projection has wrong about a record.
+/// How a projection differs from a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Difference {
@@ -46,7 +46,7 @@ pub enum Difference {
         /// The version it has.
         found: Version,
     },
-    /// What it has cannot be read, or its parts contradict each other.
+    /// Its document cannot be read, or its parts contradict each other.
     Unreadable {
         /// Why.
         reason: String,
@@ -81,13 +81,14 @@ pub struct Verified {
     pub moving: u64,
     /// The sums of the records, as they were when they were read: with those of the projection, the receipt.
     pub source: Sums,
-    /// The sums of what the projection had of them. They may differ by what was on its way, and by what a cache has
-    /// forgotten. A content that a cache has let go counts as the record's, if the version is the record's.
+    /// The sums of the projection's documents of them. They may differ by changes that were in
+    /// flight, and by what a cache has expired. Content that a cache has expired counts as the
+    /// record's, if the version is the record's.
     pub projection: Sums,
 }
 
 impl Verified {
-    /// Adds a record, and what the projection has of it.
+    /// Adds a record, and the projection's document of it.
     fn sum(&mut self, name: &Name, expected: &Document, found: Option<&Document>) {
         let of_record = row(name, expected.version, &expected.content);
         if let Some(found) = found {
@@ -108,7 +109,7 @@ impl Verified {
     }
 }
 
-/// What was seen of a record that differs.
+/// How a record differed.
 struct Note {
     /// What the projection should have got to.
     expected: Option<Version>,
@@ -117,9 +118,10 @@ struct Note {
     difference: Difference,
 }
 
-/// Compares a projection with the records of a history, without stopping anything. What differs is looked
-/// at again until it is equal or `wait` is over. The records are the source, so events may have been
-/// swept; of a deleted record, the journal knows the last seq. Keeps the name of every record in memory.
+/// Compares a projection with the records of a history, without stopping anything. Differences are
+/// checked again until they are gone or `wait` is over. The records are the source, so events may
+/// have been swept; for a deleted record, the journal has the last seq. Keeps the name of every
+/// record in memory.
 pub async fn verify(projection: &dyn Projection, history: &History<'_>, wait: Duration) -> Result<Verified> {
     let end = Instant::now() + wait;
     let judge = Judge { projection, history, now: history.records.now().await? };
@@ -184,7 +186,7 @@ struct Judge<'j> {
 }
 
 impl Judge<'_> {
-    /// What the projection should have of a record that is there.
+    /// The document that the projection should have of a record that exists.
     fn expected(&self, of: &OfTenant) -> Result<Document> {
         let content = Content::Present {
             payload: of.record.payload.clone(),
@@ -223,7 +225,7 @@ impl Judge<'_> {
         Ok(still)
     }
 
-    /// Those of the records that are there.
+    /// The documents of those records that exist.
     async fn records(&self, names: &[Name]) -> Result<BTreeMap<Name, Document>> {
         let records = self.history.records;
         let mut found = BTreeMap::new();
@@ -249,7 +251,7 @@ impl Judge<'_> {
         }
     }
 
-    /// What is wrong with a record that is there.
+    /// How the projection differs from a record that exists.
     fn difference(&self, name: &Name, expected: &Document, found: Option<Document>) -> Option<Difference> {
         let Some(document) = found else {
             let updated_at = match expected.content {
@@ -273,8 +275,8 @@ impl Judge<'_> {
         }
     }
 
-    /// What is wrong with a record that is not there, and what the projection should have. Of a record that
-    /// never was, the journal has no seq.
+    /// How the projection differs for a record that does not exist, and the version that it should
+    /// have. The journal has no seq for a record that never existed.
     async fn deleted(
         &self,
         name: &Name,

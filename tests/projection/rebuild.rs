@@ -1,15 +1,19 @@
 //! Rebuilding from the journal and its archive, and comparing with them.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hapax::Owner;
 use hapax::backend::object::Directory;
+use hapax::backend::redis::{CacheProjection, CacheSettings};
 use hapax::journal::{ArchiveSettings, Journal as _, JournalSweep, archive};
 use hapax::projection::{
-    Applied, Difference, History, MemoryProjection, Name, Projection as _, Version, rebuild,
+    Applied, Change, Difference, History, MemoryProjection, Name, Projection as _, Version, rebuild, verify,
 };
 use hapax::records::Payload;
-use hapax::testing::projection::{change, name};
+use hapax::testing::projection::{change, name, under};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::valkey;
 use crate::world::{RecordSource, cache};
@@ -178,6 +182,94 @@ async fn t352_a_rebuild_in_place_applies_last_versions_only() {
     let rebuilt = rebuild(&projection, &mut world.history().await).await.unwrap();
     assert_eq!((rebuilt.changes, rebuilt.records), (6, 6));
     assert!(world.verify(&projection).await.is_equal());
+}
+
+/// After a restore, under the next generation: what the history has no more is in the cache no more. What somebody writes
+/// under that generation meanwhile stays, and so does what was never a version.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t463_a_rebuilt_cache_has_nothing_of_an_earlier_generation() {
+    let world = RecordSource::new().await;
+    world.write(6).await;
+    let prefix = valkey::fresh_name();
+    let projection = cache(&prefix).await;
+    let changes = world.changes().await;
+    projection.apply(&changes).await.unwrap();
+    // Written after the backup: two records that are not there any more, and a version of one that was undone.
+    let is_second = |change: &&Change| change.payload.is_some() && change.version.seq() == 2;
+    let mut again = changes.iter().find(is_second).unwrap().clone();
+    again.version = Version::new(1, 7).unwrap();
+    let undone = [change(98, 1, Some(r#"{"undone":1}"#)), change(99, 4, None), again];
+    assert_eq!(projection.apply(&undone).await.unwrap(), vec![Applied::Newer; 3]);
+    let foreign = format!("{prefix}:{{{}}}:version", name(97));
+    let mut connection = valkey::connection().await;
+    let _: () = redis::cmd("SET").arg(&foreign).arg("mine").query_async(&mut connection).await.unwrap();
+
+    let history = async || History::open(&world.journal, &world.records, None, 2).await.unwrap();
+    let rebuilt = rebuild(&projection, &mut history().await).await.unwrap();
+    assert_eq!((rebuilt.records, rebuilt.removed), (6, 2), "{rebuilt:?}");
+    assert_eq!(projection.documents(&[name(98), name(99)]).await.unwrap(), [None, None]);
+    let kept: String = redis::cmd("GET").arg(&foreign).query_async(&mut connection).await.unwrap();
+    assert_eq!(kept, "mine");
+    let _: () = redis::cmd("DEL").arg(&foreign).query_async(&mut connection).await.unwrap();
+    let verified = verify(&projection, &history().await, Duration::ZERO).await.unwrap();
+    assert!(verified.is_equal() && verified.records == 5, "{verified:?}");
+    // Nothing of its own generation is removed, also what no history has.
+    let ahead = under(2, 1, &change(96, 1, Some("{}")));
+    projection.apply(std::slice::from_ref(&ahead)).await.unwrap();
+    assert_eq!(rebuild(&projection, &mut history().await).await.unwrap().removed, 0);
+    assert!(projection.documents(&[name(96)]).await.unwrap()[0].is_some());
+}
+
+/// A port in front of the server. Before the first script that comes this way is passed on, a change is applied.
+async fn before_a_script(projection: CacheProjection, change: Change) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    let change = Arc::new(Mutex::new(Some(change)));
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let (projection, change) = (projection.clone(), Arc::clone(&change));
+            tokio::spawn(async move {
+                let mut server = TcpStream::connect(valkey::address()).await.unwrap();
+                let ((mut asks, mut told), (mut answers, mut asked)) = (client.split(), server.split());
+                let pass = async {
+                    let mut bytes = vec![0; 65536];
+                    while let Ok(count @ 1..) = asks.read(&mut bytes).await {
+                        let is_script = bytes[..count].windows(7).any(|bytes| bytes == b"EVALSHA");
+                        let change = change.lock().unwrap().take_if(|_| is_script);
+                        if let Some(change) = change {
+                            assert_eq!(projection.apply(&[change]).await.unwrap(), [Applied::Newer]);
+                        }
+                        asked.write_all(&bytes[..count]).await.unwrap();
+                    }
+                };
+                tokio::select! {
+                    _ = tokio::io::copy(&mut answers, &mut told) => {}
+                    () = pass => {}
+                }
+            });
+        }
+    });
+    url
+}
+
+/// The removal compares again in the step that removes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t463_what_is_written_between_the_look_and_the_removal_stays() {
+    let prefix = valkey::fresh_name();
+    let projection = cache(&prefix).await;
+    let old = [change(1, 5, Some("{}")), change(2, 5, Some("{}"))];
+    projection.apply(&old).await.unwrap();
+    let written = under(2, 1, &old[0]);
+    let url = before_a_script(projection.clone(), written.clone()).await;
+    let mut settings = CacheSettings::default();
+    settings.prefix = prefix;
+    let day = Duration::from_hours(24);
+    let refilled = CacheProjection::connect(&url, settings, day).await.unwrap();
+    let removed = refilled.begin_rebuild().await.unwrap().remove_older(2).await.unwrap();
+    assert_eq!(removed, 1, "the other one");
+    let left = projection.documents(&[name(1), name(2)]).await.unwrap();
+    assert_eq!(left[0].as_ref().map(|document| document.version), Some(written.version));
+    assert_eq!(left[1], None);
 }
 
 /// What cannot be read is named by itself, and nothing else is hidden by it.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use async_trait::async_trait;
 
@@ -24,6 +24,8 @@ struct Inner {
     documents: Documents,
     /// A rebuild that takes the writes.
     fresh: Option<Arc<Mutex<Documents>>>,
+    /// The last rebuild that was begun; it ends with whoever runs it.
+    begun: Weak<Mutex<Documents>>,
 }
 
 impl MemoryProjection {
@@ -82,7 +84,15 @@ impl Projection for MemoryProjection {
     }
 
     async fn begin_rebuild(&self) -> Result<Box<dyn Rebuilding>> {
-        Ok(Box::new(Fresh { of: self.clone(), documents: Arc::default() }))
+        let documents = Arc::default();
+        self.inner().begun = Arc::downgrade(&documents);
+        Ok(Box::new(Fresh { of: self.clone(), documents }))
+    }
+
+    async fn unfinished(&self) -> Result<Option<String>> {
+        let inner = self.inner();
+        let is_under_way = inner.fresh.is_some() || inner.begun.strong_count() > 0;
+        Ok(is_under_way.then(|| "a rebuild in memory has not switched".to_owned()))
     }
 
     async fn check(&self) -> Result<Vec<Finding>> {
@@ -119,7 +129,7 @@ impl Rebuilding for Fresh {
     async fn switch(&self) -> Result<()> {
         let mut inner = self.of.inner();
         inner.documents = std::mem::take(&mut *locked(&self.documents));
-        inner.fresh = None;
+        (inner.fresh, inner.begun) = (None, Weak::new());
         Ok(())
     }
 }

@@ -211,15 +211,8 @@ impl SearchProjection {
     /// Removes the indices of rebuilds that were cut off before they took the writes. Of an index that is being
     /// filled the alias goes first: whoever fills it needs that to go on, so of both only one can have it.
     async fn remove_unfinished(&self) -> Result<()> {
-        let (client, alias) = (&self.0.client, &self.0.alias);
-        let doing = "removing an unfinished rebuild";
-        let path = format!("{alias}-*/_alias?allow_no_indices=true");
-        let answer: Value = parsed(&client.ok(Method::GET, &path, None, doing).await?)?;
-        let is_ours = |index: &str| {
-            let rest = index.strip_prefix(&format!("{alias}-")).unwrap_or_default();
-            rest.len() == 32 && rest.bytes().all(|b| b.is_ascii_hexdigit())
-        };
-        for (index, about) in answer.as_object().into_iter().flatten().filter(|(index, _)| is_ours(index)) {
+        let (client, doing) = (&self.0.client, "removing an unfinished rebuild");
+        for (index, about) in &self.ours(doing).await? {
             let has = |alias: String| !about["aliases"][alias].is_null();
             if has(filling(index)) {
                 let actions = json!([
@@ -240,6 +233,47 @@ impl SearchProjection {
             }
         }
         Ok(())
+    }
+
+    /// The indices that have the name of one of ours, each with its aliases.
+    async fn ours(&self, doing: &str) -> Result<Vec<(String, Value)>> {
+        let (client, alias) = (&self.0.client, &self.0.alias);
+        let path = format!("{alias}-*/_alias?allow_no_indices=true");
+        let answer: serde_json::Map<String, Value> =
+            parsed(&client.ok(Method::GET, &path, None, doing).await?)?;
+        let is_ours = |index: &str| {
+            let rest = index.strip_prefix(&format!("{alias}-")).unwrap_or_default();
+            rest.len() == 32 && rest.bytes().all(|b| b.is_ascii_hexdigit())
+        };
+        Ok(answer.into_iter().filter(|(index, _)| is_ours(index)).collect())
+    }
+
+    /// The indices of ours that nobody reads, a sentence about each: they may have records that are deleted.
+    pub(super) async fn unread(&self) -> Result<Vec<String>> {
+        let alias = &self.0.alias;
+        let found = match self.ours("looking for indices of rebuilds").await {
+            Ok(found) => found,
+            // Whoever may use the aliases only can write and read, and not know.
+            Err(Error::Refused { what, .. }) => return Ok(vec![what]),
+            Err(error) => return Err(error),
+        };
+        let about = |(index, about): (String, Value)| {
+            let has = |alias: &str| !about["aliases"][alias].is_null();
+            if has(alias) {
+                None
+            } else if has(&writes(alias)) {
+                Some(cut_off(&index))
+            } else if has(&filling(&index)) || has(&abandoned(&index)) {
+                Some(format!(
+                    "a rebuild fills {index}, or was cut off: the next `hapax project rebuild` removes what was cut off"
+                ))
+            } else {
+                Some(format!(
+                    "{index} has the name of an index of records, and no alias leads to it: remove it if nobody needs it"
+                ))
+            }
+        };
+        Ok(found.into_iter().filter_map(about).collect())
     }
 
     /// All of these at once, or nothing.

@@ -261,6 +261,26 @@ impl Projection for SearchProjection {
         Ok(Box::new(Fresh::begin(self.clone()).await?))
     }
 
+    async fn unfinished(&self) -> Result<Option<String>> {
+        let unread = self.unread().await?;
+        Ok((!unread.is_empty()).then(|| unread.join("; ")))
+    }
+
+    async fn erase(&self, deletions: &[Change]) -> Result<Vec<Applied>> {
+        let applied = self.apply(deletions).await?;
+        if self.places().await?.unswitched().is_none() {
+            return Ok(applied);
+        }
+        // Readers have the old index until the switch, and nothing else is written to that.
+        let shown = self.0.client.apply(&self.0.alias, deletions).await?;
+        let newer = |both: (Applied, Applied)| match both {
+            (Applied::Newer | Applied::Stale, Applied::Newer) => Applied::Newer,
+            (Applied::Newer | Applied::Stale, failed) if failed != Applied::Stale => failed,
+            (written, _) => written,
+        };
+        Ok(applied.into_iter().zip(shown).map(newer).collect())
+    }
+
     async fn check(&self) -> Result<Vec<Finding>> {
         let version = self.engine().await?;
         let fine = |check, message| Finding { level: Level::Fine, check, message };
@@ -272,6 +292,13 @@ impl Projection for SearchProjection {
         if let Some(index) = self.places().await?.unswitched() {
             let (level, check) = (Level::Refusal, "opensearch.rebuild");
             findings.push(Finding { level, check, message: cut_off(index) });
+        } else {
+            let (level, check) = (Level::Warning, "opensearch.unfinished");
+            findings.extend(self.unread().await?.into_iter().map(|message| Finding {
+                level,
+                check,
+                message,
+            }));
         }
         Ok(findings)
     }

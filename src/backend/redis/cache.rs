@@ -24,7 +24,7 @@ use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::ledger::{Finding, Level};
 use crate::projection::{
-    Applied, Change, Content, Document, InPlace, Name, Projection, Rebuilding, Scanned, Uuid, Version,
+    Applied, Change, Content, Document, Name, Projection, Rebuilding, Scanned, Uuid, Version,
 };
 use crate::records::{Payload, Record};
 use crate::secret::hide_password;
@@ -87,6 +87,17 @@ impl CacheSettings {
     }
 }
 
+/// How the script treats what is there, which is its first argument.
+#[derive(Debug, Clone, Copy)]
+enum Write {
+    /// Whatever is newer counts.
+    Apply = 0,
+    /// So it does, and the value of the version that is marked may be put back.
+    Fill = 1,
+    /// A marker that is no version is older than any.
+    Erase = 2,
+}
+
 /// A cache of records in Redis or Valkey. Clones share the connection.
 #[derive(Clone)]
 pub struct CacheProjection {
@@ -94,6 +105,7 @@ pub struct CacheProjection {
     server: String,
     settings: CacheSettings,
     script: Arc<Script>,
+    removes: Arc<Script>,
 }
 
 impl fmt::Debug for CacheProjection {
@@ -125,6 +137,7 @@ impl CacheProjection {
             server: hide_password(url),
             settings,
             script: Arc::new(Script::new(include_str!("lua/project.lua"))),
+            removes: Arc::new(Script::new(include_str!("lua/remove_older.lua"))),
         };
         let findings = cache.check().await.map_err(|error| at(url, error))?;
         match findings.into_iter().find(|finding| finding.level == Level::Refusal) {
@@ -144,7 +157,7 @@ impl CacheProjection {
             updated_at: record.updated_at,
         };
         let version = Version::new(generation, record.seq)?;
-        let applied = self.set(&[(name, version, content)], true).await?;
+        let applied = self.set(&[(name, version, content)], Write::Fill).await?;
         Ok(applied == [Applied::Newer])
     }
 
@@ -162,7 +175,7 @@ impl CacheProjection {
         format!("{}:{{{name}}}:value", self.settings.prefix)
     }
 
-    async fn set(&self, writes: &[(Name, Version, Content)], fill: bool) -> Result<Vec<Applied>> {
+    async fn set(&self, writes: &[(Name, Version, Content)], how: Write) -> Result<Vec<Applied>> {
         let mut answers = Vec::with_capacity(writes.len());
         let mut rest = writes;
         while !rest.is_empty() {
@@ -173,16 +186,16 @@ impl CacheProjection {
             };
             let count = rest.iter().take(CALL_RECORDS).take_while(fits).count().max(1);
             let (call, after) = rest.split_at(count);
-            answers.extend(self.call(call, fill).await?);
+            answers.extend(self.call(call, how).await?);
             rest = after;
         }
         Ok(answers)
     }
 
     /// One call of the script.
-    async fn call(&self, writes: &[(Name, Version, Content)], fill: bool) -> Result<Vec<Applied>> {
+    async fn call(&self, writes: &[(Name, Version, Content)], how: Write) -> Result<Vec<Applied>> {
         let mut call = self.script.prepare_invoke();
-        call.arg(u8::from(fill));
+        call.arg(how as u8);
         let ms = |time: Option<Duration>| time.map_or(0, |time| time.as_millis() as u64);
         for (name, version, content) in writes {
             call.key(self.marker(name)).key(self.value(name));
@@ -224,6 +237,10 @@ impl CacheProjection {
         }
         Ok(found)
     }
+}
+
+fn writes_of(changes: &[Change]) -> Vec<(Name, Version, Content)> {
+    changes.iter().map(|one| (Name::of(one), one.version, Content::of(one))).collect()
 }
 
 fn size(content: &Content) -> usize {
@@ -301,9 +318,11 @@ fn content(version: Version, value: &[u8]) -> std::result::Result<Content, Strin
 #[async_trait]
 impl Projection for CacheProjection {
     async fn apply(&self, changes: &[Change]) -> Result<Vec<Applied>> {
-        let writes: Vec<_> =
-            changes.iter().map(|one| (Name::of(one), one.version, Content::of(one))).collect();
-        self.set(&writes, false).await
+        self.set(&writes_of(changes), Write::Apply).await
+    }
+
+    async fn erase(&self, deletions: &[Change]) -> Result<Vec<Applied>> {
+        self.set(&writes_of(deletions), Write::Erase).await
     }
 
     async fn documents(&self, names: &[Name]) -> Result<Vec<Option<Document>>> {
@@ -346,7 +365,7 @@ impl Projection for CacheProjection {
     }
 
     async fn begin_rebuild(&self) -> Result<Box<dyn Rebuilding>> {
-        Ok(Box::new(InPlace(self.clone())))
+        Ok(Box::new(Refill(self.clone())))
     }
 
     async fn check(&self) -> Result<Vec<Finding>> {
@@ -363,6 +382,45 @@ impl Projection for CacheProjection {
 
     fn about(&self) -> String {
         format!("the cache at {}", self.server)
+    }
+}
+
+/// A rebuild: versions decide, so changes are applied where they belong.
+struct Refill(CacheProjection);
+
+#[async_trait]
+impl Rebuilding for Refill {
+    async fn apply(&self, changes: &[Change]) -> Result<Vec<Applied>> {
+        self.0.apply(changes).await
+    }
+
+    async fn switch(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Looks at every key, and removes what is old in the same step that compares: who writes in between stays.
+    async fn remove_older(&self, generation: u16) -> Result<u64> {
+        let (cache, lowest) = (&self.0, Version::new(generation, 1)?);
+        let (mut removed, mut after) = (0, None);
+        loop {
+            let page = cache.scan(after.as_deref()).await?;
+            let older: Vec<Name> =
+                page.found.into_iter().filter(|(_, found)| *found < lowest).map(|(name, _)| name).collect();
+            for names in older.chunks(CALL_RECORDS) {
+                let mut call = cache.removes.prepare_invoke();
+                call.arg(format!("{:020}", lowest.as_u64()));
+                for name in names {
+                    call.key(cache.marker(name)).key(cache.value(name));
+                }
+                let count: u64 =
+                    send(&cache.connection, &call).await.doing("removing what is older from the cache")?;
+                removed += count;
+            }
+            after = page.next;
+            if after.is_none() {
+                return Ok(removed);
+            }
+        }
     }
 }
 

@@ -42,6 +42,8 @@ macro_rules! __projection_cases {
                 p7_a_scan_shows_everything
                 p8_a_rebuild_shows_itself_when_it_is_switched_to
                 p8_an_unfinished_rebuild_is_in_nobodys_way
+                p8_a_rebuild_is_unfinished_until_its_switch
+                p9_what_is_erased_is_served_no_more_whoever_has_the_writes
             }
         }
     };

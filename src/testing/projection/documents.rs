@@ -155,3 +155,42 @@ pub async fn p8_an_unfinished_rebuild_is_in_nobodys_way(harness: &impl Projectio
         assert_eq!(document(&projection, &name(2)).await, None, "of the unfinished one nothing is left");
     }
 }
+
+/// Whoever asks is told of a place of its own, from the beginning to the switch, and of nothing afterwards.
+pub async fn p8_a_rebuild_is_unfinished_until_its_switch(harness: &impl ProjectionHarness) {
+    let projection = harness.open().await;
+    apply(&projection, &[change(1, 1, Some("{}"))]).await;
+    let unfinished = async || harness.open().await.unfinished().await.expect("an answer");
+    assert_eq!(unfinished().await, None);
+    let rebuilding = projection.begin_rebuild().await.expect("a rebuild");
+    rebuilding.apply(&[change(1, 1, Some("{}"))]).await.expect("applied");
+    assert_eq!(unfinished().await.is_some(), harness.rebuilds_apart(), "it is being filled");
+    rebuilding.take_writes().await.expect("the writes");
+    assert_eq!(unfinished().await.is_some(), harness.rebuilds_apart(), "it has the writes");
+    rebuilding.switch().await.expect("a switch");
+    assert_eq!(unfinished().await, None);
+}
+
+/// Readers have the old place while a rebuild has the writes, and the new one afterwards: neither has what was erased.
+pub async fn p9_what_is_erased_is_served_no_more_whoever_has_the_writes(harness: &impl ProjectionHarness) {
+    let projection = harness.open().await;
+    let all = [change(1, 1, Some("{}")), change(2, 1, Some("{}")), change(3, 1, Some("{}"))];
+    apply(&projection, &all).await;
+    let erase = async |id| {
+        let applied = projection.erase(&[change(id, 2, None)]).await.expect("erased");
+        assert_eq!(applied, [Applied::Newer], "record {id}");
+        shows(&projection, &change(id, 2, None)).await;
+    };
+    erase(1).await;
+    let rebuilding = projection.begin_rebuild().await.expect("a rebuild");
+    rebuilding.apply(&all).await.expect("applied");
+    rebuilding.apply(&[change(1, 2, None)]).await.expect("applied");
+    rebuilding.take_writes().await.expect("the writes");
+    erase(2).await;
+    let again = projection.erase(&[change(2, 2, None)]).await.expect("erased");
+    assert_eq!(again, [Applied::Stale]);
+    rebuilding.switch().await.expect("a switch");
+    shows(&projection, &change(2, 2, None)).await;
+    shows(&projection, &all[2]).await;
+    erase(3).await;
+}

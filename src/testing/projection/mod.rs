@@ -1,5 +1,5 @@
 //! What every projection must pass. Cases are named after the clauses of the [`Projection`] contract
-//! (`p1_` … `p8_`).
+//! (`p1_` … `p9_`).
 //!
 //! A projection implements [`ProjectionHarness`] and is enrolled by one line; every case becomes a test
 //! of its own:

@@ -1,5 +1,6 @@
 -- Sets values if they are newer: for each record a marker with its version, and its value.
--- KEYS: marker and value of each. ARGV[1]: 1 for a fill, which may also put back the value of the version that is marked.
+-- KEYS: marker and value of each. ARGV[1]: 1 for a fill, which may also put back the value of the version that is marked; 2 for
+-- an erasure, for which a marker that is no version is older than any.
 -- Then for each: version (20 digits), P (present) or D (deleted), TTL of the marker and of the value in ms (0: no end), value.
 -- Versions are compared as texts of one length: a number here is a double, which loses integers above 2^53.
 local answers = {}
@@ -8,6 +9,13 @@ for n = 1, #KEYS / 2 do
   local at = 2 + (n - 1) * 5
   local version, kind, marker_ms, value_ms = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
   local known = redis.pcall('GET', marker)
+  if ARGV[1] == '2' and known then
+    local is_text = type(known) == 'string' and #known == 21 and string.match(known, '^%d+[PD]$')
+    if not is_text or string.sub(known, 1, 20) > '18446744073709551615' then
+      redis.call('DEL', marker)
+      known = false
+    end
+  end
   if type(known) == 'table' then
     answers[n] = known.err
   else
