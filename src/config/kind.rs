@@ -10,6 +10,8 @@ pub enum Kind {
     Text,
     /// A URL with one of these schemes, each with its form; empty means unset.
     Url(&'static [(&'static str, &'static str)]),
+    /// URLs of these schemes, with spaces between them; empty means unset.
+    Urls(&'static [(&'static str, &'static str)]),
     /// A name (1 to 255 characters, not blank, no NUL); blank means unset.
     Name,
     /// An SQL identifier of lower-case letters, digits and `_`.
@@ -39,6 +41,9 @@ impl Kind {
                     Some((last, others)) if !others.is_empty() => format!("{} or {last}", others.join(", ")),
                     _ => forms.concat(),
                 }
+            }
+            Kind::Urls(schemes) => {
+                format!("{}; several with spaces between them", Kind::Url(schemes).range())
             }
             Kind::Name => format!("1 to {NAME_CHARS_MAX} characters, no NUL (blank: unset)"),
             Kind::Identifier => "1 to 63 of a-z, 0-9 and _, not beginning with a digit".to_owned(),
@@ -71,6 +76,11 @@ impl Kind {
                     None => form == scheme,
                 });
                 (text.is_empty() || (fits && !text.contains('\0'))).then(|| text.to_owned())
+            }
+            Kind::Urls(schemes) => {
+                let urls: Option<Vec<_>> =
+                    text.split_whitespace().map(|url| Kind::Url(schemes).normal(url)).collect();
+                urls.map(|urls| urls.join(" "))
             }
             Kind::Name => {
                 if text.trim().is_empty() {

@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use super::file::{self, Entry};
+use super::kind::Kind;
 use super::scoped::{Scoped, is_variable, scope_of};
 use super::table::{SETTINGS, Setting, find, meant_variable};
 use crate::error::{Error, Result};
@@ -119,7 +120,16 @@ impl Value {
 }
 
 pub(super) fn shown(setting: &Setting, text: &str) -> String {
-    if setting.secret { super::hide_password(text) } else { text.to_owned() }
+    if !setting.secret {
+        return text.to_owned();
+    }
+    match setting.kind.normal(text) {
+        // Each is a URL: none is the end of another's password.
+        Some(urls) if matches!(setting.kind, Kind::Urls(_)) => {
+            urls.split(' ').map(super::hide_password).collect::<Vec<_>>().join(" ")
+        }
+        _ => super::hide_password(text),
+    }
 }
 
 /// The sources of settings, strongest first: flags, `HAPAX_*`, the older variables, `hapax.toml`,

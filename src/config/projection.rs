@@ -1,4 +1,4 @@
-//! `projection.*`: the projection that `hapax project` keeps.
+//! `projection.*`: the projections that `hapax project` keeps.
 
 use std::time::Duration;
 
@@ -11,18 +11,18 @@ use crate::id::{Scope, Topic};
 use crate::open::ProjectionSettings;
 use crate::projection;
 
-/// The settings of the projection.
+/// The settings of the projections.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ProjectionSection {
-    /// The URL of the projection, if there is one; may contain a password.
-    pub url: Option<String>,
+    /// The URLs of the projections; may contain passwords.
+    pub urls: Vec<String>,
     /// How long a cache keeps values.
     pub value_ttl: Duration,
 }
 
 const PROJECTIONS: Kind =
-    Kind::Url(&[("cache", "cache:redis://HOST:PORT"), ("opensearch", "opensearch:http://HOST:PORT/ALIAS")]);
+    Kind::Urls(&[("cache", "cache:redis://HOST:PORT"), ("opensearch", "opensearch:http://HOST:PORT/ALIAS")]);
 
 /// The scope whose number of attempts is that of projections.
 const WORKER: &str = "projection_worker";
@@ -32,7 +32,12 @@ pub(super) const OF_PROJECTION: &[Setting] = &[
     Setting {
         flag: Some("--to"),
         secret: true,
-        ..row("projection.url", PROJECTIONS, "", "the projection of records that `hapax project` keeps")
+        ..row(
+            "projection.url",
+            PROJECTIONS,
+            "",
+            "the projections of records that `hapax project` keeps, and that `hapax erase`, `doctor` and `explain` look at",
+        )
     },
     row(
         "projection.value_ttl_s",
@@ -45,19 +50,30 @@ pub(super) const OF_PROJECTION: &[Setting] = &[
 impl ProjectionSection {
     pub(super) fn of(of: &Typed<'_>) -> Result<Self> {
         Ok(ProjectionSection {
-            url: Some(of.text("projection.url")?.to_owned()).filter(|url| !url.is_empty()),
+            urls: of.text("projection.url")?.split_whitespace().map(str::to_owned).collect(),
             value_ttl: of.seconds("projection.value_ttl_s")?,
         })
+    }
+
+    /// The scope of a projection's consumer that is given none: with the name of the projection's server, so
+    /// that two projections never take events from each other.
+    pub fn scope_of(url: &str) -> Result<Scope> {
+        Scope::new(format!("{WORKER}:{}", place(url)))
+    }
+
+    /// Whether a scope is [that](ProjectionSection::scope_of) of some projection.
+    pub fn is_scope(scope: &Scope) -> bool {
+        scope.as_str().strip_prefix(WORKER).is_some_and(|place| place.starts_with(':'))
     }
 }
 
 impl Config {
-    /// The URL of the projection, with its password hidden.
-    pub fn projection_url_shown(&self) -> Option<String> {
-        self.projection.url.as_deref().map(hide_password)
+    /// The URLs of the projections, with their passwords hidden.
+    pub fn projection_urls_shown(&self) -> Vec<String> {
+        self.projection.urls.iter().map(|url| hide_password(url)).collect()
     }
 
-    /// How to open the projection.
+    /// How to open a projection.
     pub fn projection_settings(&self) -> ProjectionSettings {
         ProjectionSettings {
             redelivery: self.ledger.retention,
@@ -66,16 +82,15 @@ impl Config {
         }
     }
 
-    /// The settings of the consumer of a projection. Without a scope of its own it has the name of the
-    /// projection's server, and the attempts of the scope `projection_worker`: two projections never
-    /// take events from each other.
+    /// The settings of the consumer of the first projection. Without a scope of its own it has
+    /// [that of the projection](ProjectionSection::scope_of), and the attempts of the scope `projection_worker`.
     pub fn projector_settings(&self, scope: Option<Scope>, topic: Topic) -> Result<ConsumerSettings> {
         let of = |scope| self.consumer_settings(scope, vec![topic]);
         let mut settings = if let Some(scope) = scope {
             of(scope)?
         } else {
-            let url = self.projection.url.as_deref().unwrap_or_default();
-            let mut settings = of(Scope::new(format!("{WORKER}:{}", place(url)))?)?;
+            let url = self.projection.urls.first().map_or("", String::as_str);
+            let mut settings = of(ProjectionSection::scope_of(url)?)?;
             settings.attempts_max = self.attempts_max(&Scope::new(WORKER)?)?;
             settings
         };
@@ -112,8 +127,26 @@ mod tests {
         assert_eq!((settings.attempts_max, settings.order.is_some()), (8, true));
         let own = of.projector_settings(Some(Scope::new("own").unwrap()), topic()).unwrap();
         assert_eq!((own.scope.as_str(), own.attempts_max), ("own", 5));
-        assert!(!of.projection_url_shown().unwrap().contains("secret"));
+        assert!(!of.projection_urls_shown()[0].contains("secret"));
         assert!(of.values().iter().all(|value| !value.shown().contains("secret")));
+        assert!(ProjectionSection::is_scope(&settings.scope) && !ProjectionSection::is_scope(&own.scope));
+    }
+
+    #[test]
+    fn there_may_be_several_and_no_password_is_shown() {
+        let urls =
+            "opensearch:http://search/records  cache:redis://me:secret@h\n cache:redis://other:hidden@k";
+        let of = config(&[("HAPAX_PROJECTION_URL", urls)]);
+        assert_eq!(of.projection.urls.len(), 3);
+        let shown = of.values().iter().find(|value| value.setting.key == "projection.url").unwrap().shown();
+        assert_eq!(
+            shown,
+            "opensearch:http://search/records cache:redis://me:***@h cache:redis://other:***@k"
+        );
+        for wrong in ["cache:redis://me:secret@h secret@h", "cache:redis://h, mysql://me:secret@db"] {
+            let message = Config::load(&Sources::new().env([("HAPAX_PROJECTION_URL", wrong)])).unwrap_err();
+            assert!(!message.to_string().contains("secret"), "{message}");
+        }
     }
 
     #[test]

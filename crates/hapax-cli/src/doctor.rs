@@ -163,7 +163,7 @@ pub async fn examine(
     look_together(&mut report, config, scope, topics, ledger.as_deref(), bus.as_deref()).await;
     stores::look(&mut report, global, config).await;
     look_at_cdc(&mut report, config).await;
-    look_at_projection(&mut report, config).await;
+    look_at_projections(&mut report, config).await;
     report
 }
 
@@ -206,14 +206,28 @@ async fn look_at_window(config: &Config) -> Result<Option<Arc<dyn Window>>, Fail
     Ok(config.window(config.window.epoch.as_str())?)
 }
 
-/// Opens the projection, if there is one (projection.url).
-async fn look_at_projection(report: &mut Report, config: &Config) {
-    if config.projection.url.is_none() {
-        return;
-    }
-    match crate::project::projection(config, hapax::open::ProjectionUse::Run).await {
-        Ok(projection) => add_all(report, "projection", projection.check().await),
-        Err(failure) => report.failed("projection", &failure),
+/// Opens the projections, if there are any (projection.url). Of several each finding says which it is about.
+async fn look_at_projections(report: &mut Report, config: &Config) {
+    let urls = &config.projection.urls;
+    for url in urls {
+        let opened = crate::project::projection_at(config, url, hapax::open::ProjectionUse::Run).await;
+        let projection = match opened {
+            Ok(projection) => projection,
+            Err(failure) => {
+                report.failed("projection", &failure);
+                continue;
+            }
+        };
+        let findings = projection.check().await.map(|mut findings| {
+            if urls.len() > 1 {
+                let about = projection.about();
+                for found in &mut findings {
+                    found.message = format!("{about}: {}", found.message);
+                }
+            }
+            findings
+        });
+        add_all(report, "projection", findings);
     }
 }
 

@@ -5,6 +5,7 @@
 //! command looks once more, and only then says that everything is gone.
 
 pub mod places;
+mod projected;
 pub mod trail;
 mod work;
 
@@ -14,10 +15,10 @@ use clap::Args;
 use hapax::erase::Subject;
 use hapax::records::{ModuleSlug, Uuid};
 use hapax::words::counted;
-use hapax::{Error, Tenant};
+use hapax::{Error, Scope, Tenant, Topic};
 use serde_json::{Value, json};
 
-use self::places::Places;
+use self::places::{Named, Places};
 use self::trail::{State, Trail};
 use self::work::{Counts, Settled, Work};
 use crate::cli::{Global, duration};
@@ -62,9 +63,18 @@ pub struct EraseArgs {
     /// Do not ask for confirmation
     #[arg(long)]
     yes: bool,
-    /// How long to wait for the relay and the read model to pass the deletions
+    /// How long to wait for the relay and the read model to pass the deletions, and for rebuilds to end
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "30s")]
     wait: Duration,
+    /// A projection besides those of projection.url; may be repeated
+    #[arg(long, value_name = "URL")]
+    projection: Vec<String>,
+    /// The scope of a projection that is no more, so that nobody waits for it; may be repeated
+    #[arg(long, value_name = "SCOPE")]
+    ended: Vec<Scope>,
+    /// A topic that was published to besides those of the configuration, as of an earlier generation; may be repeated
+    #[arg(long)]
+    topic: Vec<Topic>,
     /// Leave out stores that cannot erase, and name them among what is out of reach
     #[arg(long)]
     skip_unsupported: bool,
@@ -94,7 +104,13 @@ pub async fn run(global: &Global, args: &EraseArgs) -> Result<u8, Failure> {
         hapax::records::tenant_id(subject.tenant.as_ref())?; // a record's tenant is a UUID
     }
     let by = crate::who::runs(args.by.as_deref())?;
-    let places = Places::open(global, &config, args.skip_unsupported).await?;
+    let named = Named {
+        projections: &args.projection,
+        ended: &args.ended,
+        topics: &args.topic,
+        skip: args.skip_unsupported,
+    };
+    let places = Places::open(global, &config, &named).await?;
     let work = Work { places: &places, config: &config, by: &by };
     let before = work.count(&subject).await?;
     // A record is known by its events. Something may mention the id of one that is not there, in another module.
@@ -136,7 +152,7 @@ pub async fn run(global: &Global, args: &EraseArgs) -> Result<u8, Failure> {
             ends.push((topic.clone(), trail::ranges(bus, topic).await?));
         }
     }
-    let state = trail.end(&erased, &left, &settled, &ends).await?;
+    let state = trail.end(&erased, &left, &settled, &ends, &places.unopened).await?;
     let is_left = left.total() > 0;
     show(global, &Report { subject: &subject, dry_run: false, erased, left, state: Some(state), beyond })?;
     Ok(if is_left { failure::BROKEN_PROMISE } else { 0 })

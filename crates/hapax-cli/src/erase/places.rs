@@ -6,12 +6,12 @@ use std::sync::Arc;
 use hapax::access::Access;
 use hapax::analytics::{ReadModel, Source};
 use hapax::bus::Bus;
-use hapax::config::{Config, Migrate, sqlite_path};
+use hapax::config::{Config, Migrate, ProjectionSection, sqlite_path};
 use hapax::erase::Eraser;
 use hapax::open::{OpenSettings, ProjectionUse};
 use hapax::projection::Projection;
 use hapax::records::{ModuleSlug, Records, Roles};
-use hapax::{Error, Journal, Ledger, Topic};
+use hapax::{Error, Journal, Ledger, Scope, Topic};
 
 use crate::cli::Global;
 use crate::failure::Failure;
@@ -25,13 +25,27 @@ pub struct Places {
     pub records: Option<Arc<dyn Records>>,
     pub modules: Vec<ModuleSlug>,
     pub model: Option<Arc<dyn ReadModel>>,
-    pub projection: Option<Arc<dyn Projection>>,
+    pub projections: Vec<Arc<dyn Projection>>,
+    /// Scopes of projections that were not opened: these may have something.
+    pub unopened: Vec<Scope>,
     /// A bus whose topics only their retention empties.
     pub bus: Option<Arc<dyn Bus>>,
-    /// Its topics that carry payloads of records: the relay's, and Debezium's if the read model is fed by that.
+    /// Its topics that carry payloads of records: the relay's, Debezium's if the read model is fed by that, and earlier ones.
     pub topics: Vec<Topic>,
     /// What erasing does not reach, a sentence each.
     pub beyond: Vec<String>,
+}
+
+/// What is named on the command line.
+pub struct Named<'n> {
+    /// Projections besides those of the configuration.
+    pub projections: &'n [String],
+    /// Scopes of projections that are no more.
+    pub ended: &'n [Scope],
+    /// Topics besides those of the configuration.
+    pub topics: &'n [Topic],
+    /// Whether stores that cannot erase are left out.
+    pub skip: bool,
 }
 
 /// What always is.
@@ -61,7 +75,7 @@ pub fn is_missing(url: &str) -> bool {
 
 impl Places {
     /// Opens them. A store that cannot erase is refused, or skipped and named among what is out of reach.
-    pub async fn open(global: &Global, config: &Config, skip: bool) -> Result<Self, Failure> {
+    pub async fn open(global: &Global, config: &Config, named: &Named<'_>) -> Result<Self, Failure> {
         let mut places = Places {
             erasers: Vec::new(),
             ledger: None,
@@ -69,12 +83,13 @@ impl Places {
             records: None,
             modules: Vec::new(),
             model: None,
-            projection: None,
+            projections: Vec::new(),
+            unopened: Vec::new(),
             bus: None,
             topics: Vec::new(),
             beyond: BEYOND.map(str::to_owned).into(),
         };
-        places.open_erasers(config, skip).await?;
+        places.open_erasers(config, named.skip).await?;
         if !is_missing(&config.ledger.url) {
             let opened =
                 hapax::open::ledger_with(&config.ledger.url, &as_it_is(config.open_settings())).await;
@@ -90,16 +105,39 @@ impl Places {
             let message = "ClickHouse: parts that were replaced stay on its disks for old_parts_lifetime (8 minutes by default)";
             places.beyond.push(message.to_owned());
         }
-        if config.projection.url.is_some() {
-            let projection = project::projection(config, ProjectionUse::Run).await?;
-            places.beyond.push(format!(
+        places.open_projections(config, named).await?;
+        places.open_bus(config, named.topics).await?;
+        Ok(places)
+    }
+
+    /// Opens those that are named, and looks for others: whoever projects claims in the ledger, under a scope that
+    /// says where to.
+    async fn open_projections(&mut self, config: &Config, named: &Named<'_>) -> Result<(), Failure> {
+        let urls: BTreeSet<&String> = config.projection.urls.iter().chain(named.projections).collect();
+        let mut opened = BTreeSet::new();
+        for url in urls {
+            opened.insert(ProjectionSection::scope_of(url)?);
+            let projection = project::projection_at(config, url, ProjectionUse::Run).await?;
+            self.beyond.push(format!(
                 "{}: its server keeps replaced documents until it merges or frees them",
                 projection.about()
             ));
-            places.projection = Some(projection);
+            self.projections.push(projection);
         }
-        places.open_bus(config).await?;
-        Ok(places)
+        let Some(ledger) = &self.ledger else { return Ok(()) };
+        let known = ledger.scopes().await?;
+        for scope in known.into_iter().filter(ProjectionSection::is_scope) {
+            if opened.contains(&scope) {
+                continue;
+            }
+            let is_over = named.ended.contains(&scope);
+            let says = if is_over { "which was said to be no more" } else { "which was not opened" };
+            self.beyond.push(format!("the projection of the scope {scope}, {says}"));
+            if !is_over {
+                self.unopened.push(scope);
+            }
+        }
+        Ok(())
     }
 
     async fn open_erasers(&mut self, config: &Config, skip: bool) -> Result<(), Failure> {
@@ -155,17 +193,44 @@ impl Places {
         Ok(())
     }
 
-    async fn open_bus(&mut self, config: &Config) -> Result<(), Failure> {
+    async fn open_bus(&mut self, config: &Config, named: &[Topic]) -> Result<(), Failure> {
         if !config.bus_url.starts_with("kafka") {
-            return Ok(());
+            return match named.first() {
+                // All topics of the embedded bus are erased.
+                Some(topic) => Err(Failure::input(format!("--topic {topic}: the bus is not Kafka"))),
+                None => Ok(()),
+            };
         }
         let bus = open::bus(config).await?;
+        for topic in named {
+            if bus.topic(topic).await?.is_none() {
+                return Err(Failure::input(format!("--topic {topic}: there is no such topic")));
+            }
+        }
+        // What the read model was fed from before a setting was changed.
+        let known = match &self.model {
+            Some(model) => model.partitions().await?,
+            None => Vec::new(),
+        };
+        let earlier: BTreeSet<Topic> =
+            known.into_iter().map(|known| known.partition.topic).chain(named.iter().cloned()).collect();
         // The relay publishes every event, also where Debezium feeds the read model.
         let mut topics = vec![(&config.relay.topic, "")];
         if config.analytics.source == Source::Debezium {
             topics.push((&config.cdc.topic, " (deletions carry the row before)"));
         }
         topics.dedup_by_key(|(topic, _)| *topic);
+        for topic in &earlier {
+            if topics.iter().all(|(known, _)| *known != topic) {
+                topics.push((topic, " to it until another was configured"));
+            }
+        }
+        let generation = config.analytics.generation;
+        if generation > 1 {
+            self.beyond.push(format!(
+                "topics on Kafka of generations before {generation}, unless they are listed here: name each with --topic until it is gone"
+            ));
+        }
         for (topic, before) in topics {
             let Some(info) = bus.topic(topic).await? else { continue };
             let kept = match info.retention {

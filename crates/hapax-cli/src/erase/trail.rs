@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use hapax::access::{Access, Actor, AuditNote, ListAudit};
 use hapax::bus::{Bus, Partition};
 use hapax::erase::Subject;
-use hapax::{Time, Topic};
+use hapax::{Scope, Time, Topic};
 
 use super::work::{Counts, Settled};
 use crate::failure::Failure;
@@ -32,8 +32,10 @@ pub enum State {
     InTopic(Topic),
     /// The relay or the read model has not passed the deletions.
     OnItsWay,
-    /// A second read model is being filled, or was left behind.
+    /// A second read model, or a second index of a projection, is being filled, or was left behind.
     Rebuilding(String),
+    /// Projections of these scopes were not opened.
+    NotOpened(Vec<Scope>),
     /// Something is still there.
     Left,
 }
@@ -45,6 +47,7 @@ impl State {
             State::Gone => "gone",
             State::InTopic(_) => "in-topic",
             State::OnItsWay | State::Rebuilding(_) => "on-its-way",
+            State::NotOpened(_) => "not-opened",
             State::Left => "left",
         }
     }
@@ -62,9 +65,16 @@ impl State {
                     .to_owned()
             }
             State::Rebuilding(which) => format!(
-                "A second read model may still get it ({which}): run the same command again when no rebuild runs and none was \
-                 left behind"
+                "A rebuild may still have it ({which}): run the same command again when no rebuild runs and none was left behind"
             ),
+            State::NotOpened(scopes) => {
+                let scopes: Vec<&str> = scopes.iter().map(Scope::as_str).collect();
+                format!(
+                    "A projection that was not opened may still have it ({}): run the same command again with --projection URL, or \
+                     with --ended SCOPE if there is no such projection any more",
+                    scopes.join(", ")
+                )
+            }
             State::Left => "It is not all gone: run the same command again".to_owned(),
         }
     }
@@ -99,6 +109,7 @@ impl<'t> Trail<'t> {
         left: &Counts,
         settled: &Settled,
         topics: &[(Topic, Vec<(i64, i64)>)],
+        unopened: &[Scope],
     ) -> Result<State, Failure> {
         let mut details = text(erased);
         let state = if left.total() > 0 {
@@ -115,7 +126,11 @@ impl<'t> Trail<'t> {
                             has_it = has_it.or_else(|| Some(topic.clone()));
                         }
                     }
-                    has_it.map_or(State::Gone, State::InTopic)
+                    match has_it {
+                        Some(topic) => State::InTopic(topic),
+                        None if unopened.is_empty() => State::Gone,
+                        None => State::NotOpened(unopened.to_vec()),
+                    }
                 }
             }
         };
@@ -228,7 +243,7 @@ mod tests {
         let trail = Trail::new(&access, &subject, "me", "");
         let (some, none) = (Counts(vec![("journal events".into(), 3)]), Counts::default());
         let end = async |found: &Counts, ranges: [(i64, i64); 2]| {
-            trail.end(found, &none, &Settled::Yes, &[(topic.clone(), ranges.to_vec())]).await.unwrap()
+            trail.end(found, &none, &Settled::Yes, &[(topic.clone(), ranges.to_vec())], &[]).await.unwrap()
         };
         let in_topic = || State::InTopic(topic.clone());
         trail.begin(&some).await.unwrap();
@@ -243,12 +258,12 @@ mod tests {
         let other = Subject::tenant(hapax::Tenant::new("u").unwrap());
         let other = Trail::new(&access, &other, "me", "");
         let topics = [(topic.clone(), vec![(5, 9), (3, 3)])];
-        assert_eq!(other.end(&none, &none, &Settled::Yes, &topics).await.unwrap(), in_topic());
-        assert_eq!(trail.end(&none, &none, &Settled::Passing, &[]).await.unwrap(), State::OnItsWay);
+        assert_eq!(other.end(&none, &none, &Settled::Yes, &topics, &[]).await.unwrap(), in_topic());
+        assert_eq!(trail.end(&none, &none, &Settled::Passing, &[], &[]).await.unwrap(), State::OnItsWay);
         let rebuild = Settled::Rebuilding("table x".to_owned());
-        let told = trail.end(&none, &none, &rebuild, &[]).await.unwrap();
+        let told = trail.end(&none, &none, &rebuild, &[], &[]).await.unwrap();
         assert_eq!((told.word(), told), ("on-its-way", State::Rebuilding("table x".to_owned())));
-        assert_eq!(trail.end(&none, &some, &Settled::Yes, &[]).await.unwrap(), State::Left);
+        assert_eq!(trail.end(&none, &some, &Settled::Yes, &[], &[]).await.unwrap(), State::Left);
     }
 
     /// What waits for another run is listed until it is gone, and again if something more is erased.
@@ -266,10 +281,10 @@ mod tests {
         one.begin(&none).await.unwrap();
         other.begin(&none).await.unwrap();
         assert_eq!(listed().await, ["tenant other", "tenant one"], "also one that was killed");
-        one.end(&none, &none, &Settled::Passing, &[]).await.unwrap();
-        other.end(&none, &none, &Settled::Yes, &[]).await.unwrap();
+        one.end(&none, &none, &Settled::Passing, &[], &[]).await.unwrap();
+        other.end(&none, &none, &Settled::Yes, &[], &[]).await.unwrap();
         assert_eq!(listed().await, ["tenant one"]);
-        one.end(&none, &none, &Settled::Yes, &[]).await.unwrap();
+        one.end(&none, &none, &Settled::Yes, &[], &[]).await.unwrap();
         assert!(listed().await.is_empty());
         other.begin(&none).await.unwrap();
         assert_eq!(listed().await, ["tenant other"], "erased once more");
@@ -285,7 +300,7 @@ mod tests {
         let none = Counts::default();
         let end = async |one: (i64, i64), other: (i64, i64)| {
             let topics = [(first.clone(), vec![one]), (second.clone(), vec![other])];
-            trail.end(&none, &none, &Settled::Yes, &topics).await.unwrap()
+            trail.end(&none, &none, &Settled::Yes, &topics, &[]).await.unwrap()
         };
         trail.begin(&none).await.unwrap();
         assert_eq!(end((0, 5), (0, 7)).await, State::InTopic(first.clone()));

@@ -8,15 +8,16 @@ use hapax::bus::Partition;
 use hapax::config::Config;
 use hapax::erase::Subject;
 use hapax::ledger::{Entry, Filter, Intervene, Intervention, State};
-use hapax::projection::{Applied, Content};
+use hapax::projection::Projection;
 use hapax::records::{Delete, List, Name, Record, Scan};
 use hapax::{Error, Time, Topic};
 
 use super::places::Places;
+use super::projected;
 use crate::failure::Failure;
 
 /// How many rows are read or applied at once.
-const PAGE: usize = 500;
+pub const PAGE: usize = 500;
 /// How often a record is deleted that somebody writes to.
 const ATTEMPTS_MAX: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(200);
@@ -48,7 +49,7 @@ pub enum Settled {
     Yes,
     /// The relay or the read model has not passed the deletions.
     Passing,
-    /// A second read model is there, which says this: whoever fills it may have read what was erased before it was.
+    /// A rebuild has not ended, which says this: whoever fills its place may have read what was erased before it was.
     Rebuilding(String),
 }
 
@@ -82,15 +83,12 @@ impl Work<'_> {
         if let Some(model) = &self.places.model {
             counts.add("read model", model.erasable(of).await?);
         }
-        if let Some(projection) = &self.places.projection {
-            let names: Vec<Name> = self.heads(of).await?.into_keys().collect();
-            let mut present = 0;
-            for names in names.chunks(PAGE) {
-                let found = projection.documents(names).await?;
-                let has_content = |content: &Content| matches!(content, Content::Present { .. });
-                present += found.iter().flatten().filter(|found| has_content(&found.content)).count() as u64;
+        if !self.places.projections.is_empty() {
+            let heads = self.heads(of).await?;
+            for projection in &self.places.projections {
+                let there = projected::with_content(&**projection, of, &heads).await?;
+                counts.add(&self.name(&**projection), there.len() as u64);
             }
-            counts.add("projection", present);
         }
         Ok(counts)
     }
@@ -130,11 +128,22 @@ impl Work<'_> {
             let deletions = self.deletions(&heads, generation).await?;
             counts.add("read model", self.erase_rows(&**model, of, &heads, &deletions).await?);
         }
-        if self.places.projection.is_some() {
+        if !self.places.projections.is_empty() {
             let deletions = self.deletions(&heads, self.config.analytics.generation).await?;
-            counts.add("projection", self.project(&deletions).await?);
+            for projection in &self.places.projections {
+                let erased = self.erase_projected(&**projection, of, &heads, &deletions).await?;
+                counts.add(&self.name(&**projection), erased);
+            }
         }
         Ok(counts)
+    }
+
+    /// What a projection is called among the places: of several each by where it is.
+    fn name(&self, projection: &dyn Projection) -> String {
+        match self.places.projections.len() {
+            1 => "projection".to_owned(),
+            _ => format!("projection {}", projection.about()),
+        }
     }
 
     /// Takes what was erased out of files; returns what could not be.
@@ -289,20 +298,23 @@ impl Work<'_> {
     async fn deletions(&self, heads: &BTreeMap<Name, u64>, generation: u16) -> Result<Vec<Change>, Failure> {
         let mut deletions = Vec::with_capacity(heads.len());
         for (name, seq) in heads {
-            // A record that was written again meanwhile is not deleted: the next pass does it.
-            let there = match &self.places.records {
-                Some(records) if self.places.modules.contains(&name.module) => {
-                    let tenant = (!name.tenant.is_nil()).then(|| hapax::Tenant::new(name.tenant.to_string()));
-                    records.get(tenant.transpose()?.as_ref(), &name.module, name.id).await?.is_some()
-                }
-                _ => false,
-            };
-            if !there {
+            if !self.is_there(name).await? {
                 let version = Version::new(generation, *seq)?;
                 deletions.push(self.deletion(name, version).await?);
             }
         }
         Ok(deletions)
+    }
+
+    /// Whether there is such a record. One that was written again meanwhile is not deleted: the next pass does it.
+    async fn is_there(&self, name: &Name) -> Result<bool, Failure> {
+        match &self.places.records {
+            Some(records) if self.places.modules.contains(&name.module) => {
+                let tenant = (!name.tenant.is_nil()).then(|| hapax::Tenant::new(name.tenant.to_string()));
+                Ok(records.get(tenant.transpose()?.as_ref(), &name.module, name.id).await?.is_some())
+            }
+            _ => Ok(false),
+        }
     }
 
     async fn deletion(&self, name: &Name, version: Version) -> Result<Change, Failure> {
@@ -370,48 +382,55 @@ impl Work<'_> {
         }
         let mut ghosts = Vec::new();
         for (name, version) in rows {
-            if heads.get(&name).is_none_or(|head| *head >= version.seq()) {
-                let there = match (&self.places.records, self.places.modules.contains(&name.module)) {
-                    (Some(records), true) => {
-                        records.get(of.tenant.as_ref(), &name.module, name.id).await?.is_some()
-                    }
-                    _ => false,
-                };
-                if !there {
-                    let version = Version::new(version.generation(), version.seq() + 1)?;
-                    ghosts.push(self.deletion(&name, version).await?);
-                }
+            if heads.get(&name).is_none_or(|head| *head >= version.seq()) && !self.is_there(&name).await? {
+                let version = Version::new(version.generation(), version.seq() + 1)?;
+                ghosts.push(self.deletion(&name, version).await?);
             }
         }
         Ok(ghosts)
     }
 
-    async fn project(&self, deletions: &[Change]) -> Result<u64, Failure> {
-        let Some(projection) = &self.places.projection else { return Ok(0) };
-        let mut newer = 0;
-        for changes in deletions.chunks(PAGE) {
-            for applied in projection.apply(changes).await? {
-                match applied {
-                    Applied::Newer => newer += 1,
-                    Applied::Busy { reason } | Applied::Failed { reason } | Applied::Rejected { reason } => {
-                        return Err(Failure::dependency(
-                            "unavailable",
-                            format!("{}: {reason}", projection.about()),
-                        ));
-                    }
-                    _ => {}
-                }
+    /// The deletions, and those of what no deletion of the history reaches: a record of an older source, or one under
+    /// a higher generation. Says how many records had content.
+    async fn erase_projected(
+        &self,
+        projection: &dyn Projection,
+        of: &Subject,
+        heads: &BTreeMap<Name, u64>,
+        deletions: &[Change],
+    ) -> Result<u64, Failure> {
+        let reached: HashMap<Name, Version> =
+            deletions.iter().map(|change| (Name::of(change), change.version)).collect();
+        let (mut changes, mut erased) = (deletions.to_vec(), 0);
+        for (name, version) in projected::with_content(projection, of, heads).await? {
+            let is_reached = reached.get(&name).is_some_and(|deletion| *deletion > version);
+            if !is_reached && self.is_there(&name).await? {
+                continue;
             }
+            if !is_reached {
+                let above = Version::new(version.generation(), version.seq() + 1)?;
+                changes.push(self.deletion(&name, above).await?);
+            }
+            erased += 1;
         }
-        Ok(newer)
+        projected::apply(projection, &changes).await?;
+        Ok(erased)
     }
 
-    /// Waits until nobody has what was erased on its way any more: no rebuild of the read model runs that may have
-    /// read it, the relay has published the deletions, and the read model has passed them.
+    /// Waits until nobody has what was erased on its way any more: no rebuild of the read model or of a projection runs
+    /// that may have read it, the relay has published the deletions, and the read model has passed them.
     pub async fn settled(&self, of: &Subject, wait: Duration) -> Result<Settled, Failure> {
         let since = tokio::time::Instant::now();
         if let Some(model) = &self.places.model {
             while let Some(rebuild) = model.unfinished().await? {
+                if since.elapsed() >= wait {
+                    return Ok(Settled::Rebuilding(rebuild));
+                }
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+        for projection in &self.places.projections {
+            while let Some(rebuild) = projection.unfinished().await? {
                 if since.elapsed() >= wait {
                     return Ok(Settled::Rebuilding(rebuild));
                 }

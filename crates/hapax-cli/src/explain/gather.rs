@@ -5,7 +5,7 @@ use hapax::clock::{Clock as _, SystemClock};
 use hapax::journal::{Checkpoint, Position, RelayState, Stored};
 use hapax::keyed::{Answer, IdempotencyKey, KeyEntry, KeyStatus, Keys};
 use hapax::ledger::Filter;
-use hapax::projection::Content;
+use hapax::projection::{Content, Document};
 use hapax::records::{KIND_PREFIX, Name, module_of, tenant_id};
 use hapax::{Aggregate, Error, EventId, Journal, Kind, Tenant, Time};
 use serde::Deserialize;
@@ -474,11 +474,21 @@ async fn record(
     Ok(steps.into_iter().map(|step| vec![step]).collect())
 }
 
-/// What the search index or the cache has of a record.
-async fn projected(stores: &mut Stores<'_>, name: Name) -> Result<Option<Step>, Failure> {
-    let Some(projection) = stores.projection().await? else { return Ok(None) };
-    let asked = projection.documents(&[name]).await;
-    let Some(found) = stores.answer("projection", asked)? else { return Ok(None) };
+/// What each search index and each cache has of a record.
+async fn projected(stores: &mut Stores<'_>, name: Name) -> Result<Vec<Step>, Failure> {
+    let mut steps = Vec::new();
+    for projection in stores.projections().await? {
+        let asked = projection.documents(std::slice::from_ref(&name)).await;
+        let Some(found) = stores.answer("projection", asked)? else { continue };
+        // Where it is concerns operators only.
+        let about = (!stores.visibility.is_bound).then(|| projection.about());
+        steps.push(Step { name: about, ..has(found) });
+    }
+    Ok(steps)
+}
+
+/// What a projection said about one record.
+fn has(found: Vec<Option<Document>>) -> Step {
     let document = found.into_iter().next().flatten();
     let seq = document.as_ref().map_or(0, |document| document.version.seq());
     let (what, reason) = match document.as_ref().map(|document| &document.content) {
@@ -494,10 +504,7 @@ async fn projected(stores: &mut Stores<'_>, name: Name) -> Result<Option<Step>, 
         Some(_) => (format!("it is at seq {seq} of the record"), None),
     };
     let generation = document.as_ref().map(|document| document.version.generation());
-    let step = Step::new(Layer::Projection, what).fact("generation", generation).fact("reason", reason);
-    // Where it is concerns operators only.
-    let name = (!stores.visibility.is_bound).then(|| projection.about());
-    Ok(Some(Step { name, ..step }))
+    Step::new(Layer::Projection, what).fact("generation", generation).fact("reason", reason)
 }
 
 fn id_of(aggregate: &Aggregate) -> Option<Uuid> {

@@ -225,13 +225,18 @@ impl<'c> Stores<'c> {
         self.answer("read model", opened)
     }
 
-    /// The search index or the cache, if there is one: most have none. A server has none open either, as only
-    /// `hapax project` writes to it.
-    pub async fn projection(&mut self) -> Result<Option<Arc<dyn Projection>>, Failure> {
-        if self.config.projection.url.is_none() {
-            return Ok(None);
+    /// The search indices and caches, if there are any: most have none. A server has none open either, as only
+    /// `hapax project` writes to them.
+    pub async fn projections(&mut self) -> Result<Vec<Arc<dyn Projection>>, Failure> {
+        let mut projections = Vec::new();
+        for url in &self.config.projection.urls {
+            projections.extend(self.projection(url).await?);
         }
-        match crate::project::projection(self.config, ProjectionUse::Run).await {
+        Ok(projections)
+    }
+
+    async fn projection(&mut self, url: &str) -> Result<Option<Arc<dyn Projection>>, Failure> {
+        match crate::project::projection_at(self.config, url, ProjectionUse::Run).await {
             // A wrong setting, or an index that nobody has made: everything else is told all the same.
             Err(failure) if !failure.is_dependency() => {
                 let message = if self.open.is_some() {

@@ -30,7 +30,7 @@ pub struct ProjectArgs {
 
 #[derive(Debug, Subcommand)]
 enum ProjectCommand {
-    /// Apply the events of records to a projection until a signal: whatever comes twice, late or after a crash
+    /// Apply the events of records to a projection until a signal, also those that come twice, late or after a crash
     #[command(
         override_usage = "hapax project run --to <URL> [OPTIONS]",
         after_help = "Examples:\n  \
@@ -38,7 +38,7 @@ enum ProjectCommand {
             hapax project run --to opensearch:http://localhost:9200/records --create --bus kafka://localhost:9092"
     )]
     Run(run::RunArgs),
-    /// Make a projection anew from the journal and its archive, while it serves
+    /// Rebuild a projection from the journal and its archive, while it serves
     #[command(
         override_usage = "hapax project rebuild --to <URL> [OPTIONS]",
         after_help = "Example: hapax project rebuild --to opensearch:http://localhost:9200/records --archive s3://events/archive"
@@ -50,7 +50,7 @@ enum ProjectCommand {
         after_help = "Example: hapax project verify --to cache:redis://localhost --wait 10s"
     )]
     Verify(VerifyArgs),
-    /// Show whether a projection can be relied on, and how far it is
+    /// Show whether a projection can be relied on, and how far it has got
     #[command(override_usage = "hapax project status --to <URL> [OPTIONS]")]
     Status(status::StatusArgs),
 }
@@ -69,7 +69,7 @@ struct TopicArgs {
     /// The topic of the records' events (relay.topic)
     #[arg(long)]
     topic: Option<String>,
-    /// Whose effect it is [default: projection_worker and the projection's place]
+    /// The scope of the events' effects [default: projection_worker and the projection's place]
     #[arg(long)]
     scope: Option<Scope>,
 }
@@ -89,7 +89,7 @@ struct HistoryArgs {
 pub(crate) struct VerifyArgs {
     #[command(flatten)]
     to: ToArgs,
-    /// How long to wait for what is still on its way
+    /// How long to wait for changes that are still on their way
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "5s")]
     wait: Duration,
     /// List at most this many differences
@@ -116,20 +116,34 @@ impl ToArgs {
     fn load(&self, global: &Global, others: &[(&str, &str, Option<String>)]) -> Result<Config, Failure> {
         let mut flags = vec![("projection.url", "--to", self.to.clone())];
         flags.extend_from_slice(others);
-        global.load_with(&flags)
+        let config = global.load_with(&flags)?;
+        if config.projection.urls.len() > 1 {
+            let message = format!(
+                "there are several projections ({}): say which with --to",
+                print::escaped(&config.projection_urls_shown().join(", "))
+            );
+            return Err(Failure::config(message));
+        }
+        Ok(config)
     }
 }
 
-/// Opens the projection.
-pub(crate) async fn projection(
-    config: &Config,
-    purpose: ProjectionUse,
-) -> Result<Arc<dyn Projection>, Failure> {
-    let Some(url) = &config.projection.url else {
+/// Opens the one projection of a command.
+async fn projection(config: &Config, purpose: ProjectionUse) -> Result<Arc<dyn Projection>, Failure> {
+    let Some(url) = config.projection.urls.first() else {
         return Err(Failure::config(
             "--to is missing: name the projection, as cache:redis://HOST:PORT or opensearch:http://HOST:PORT/ALIAS (or set projection.url)",
         ));
     };
+    projection_at(config, url, purpose).await
+}
+
+/// Opens a projection.
+pub(crate) async fn projection_at(
+    config: &Config,
+    url: &str,
+    purpose: ProjectionUse,
+) -> Result<Arc<dyn Projection>, Failure> {
     let mut settings = config.projection_settings();
     settings.purpose = purpose;
     Ok(hapax::open::projection(url, &settings).await?)
@@ -162,7 +176,7 @@ async fn make_anew(global: &Global, args: &HistoryArgs) -> Result<u8, Failure> {
     let records = open::records_of_all(global, &config).await?;
     let generation = config.analytics.generation;
     let mut history = History::open(&*journal, &*records, archive.as_deref(), generation).await?;
-    let target = config.projection_url_shown().unwrap_or_default();
+    let target = config.projection_urls_shown().concat();
     let from = args.archive.as_deref().map_or_else(String::new, |url| format!("with {}", hide_password(url)));
     who::acts(&config, &args.by, "project.rebuild", &target, &from).await?;
     let rebuilt = rebuild(&*projection, &mut history).await.map_err(incomplete)?;
@@ -173,7 +187,7 @@ async fn make_anew(global: &Global, args: &HistoryArgs) -> Result<u8, Failure> {
             .map(|(name, reason)| json!({"record": name.to_string(), "reason": reason}));
         print::json(&json!({
             "records": rebuilt.records, "changes": rebuilt.changes, "rejected": rebuilt.rejected,
-            "examples": examples.collect::<Vec<_>>(),
+            "removed": rebuilt.removed, "examples": examples.collect::<Vec<_>>(),
         }))?;
     } else {
         let (changes, records) =
@@ -183,6 +197,12 @@ async fn make_anew(global: &Global, args: &HistoryArgs) -> Result<u8, Failure> {
             projection.about(),
             rebuilt.rejected
         ))?;
+        if rebuilt.removed > 0 {
+            let removed = counted(rebuilt.removed, "record", "records");
+            print::line(&format!(
+                "{removed} of an earlier generation, which the history does not have, removed"
+            ))?;
+        }
         for (name, reason) in &rebuilt.examples {
             print::line(&format!("rejected: {name}: {}", print::escaped(reason)))?;
         }
@@ -193,7 +213,7 @@ async fn make_anew(global: &Global, args: &HistoryArgs) -> Result<u8, Failure> {
 /// Compares a projection. Also `hapax verify search` and `hapax verify cache`, which take one kind of URL.
 pub(crate) async fn compare(global: &Global, args: &VerifyArgs, kind: Option<&str>) -> Result<u8, Failure> {
     let config = args.to.load(global, &[])?;
-    if let (Some(kind), Some(url)) = (kind, &config.projection.url)
+    if let (Some(kind), Some(url)) = (kind, config.projection.urls.first())
         && !url.starts_with(kind)
     {
         let shown = print::escaped(&hide_password(url));

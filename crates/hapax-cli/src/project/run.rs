@@ -25,10 +25,10 @@ pub(super) struct RunArgs {
     to: ToArgs,
     #[command(flatten)]
     topic: TopicArgs,
-    /// Make an empty index with the alias if it is missing (opensearch)
+    /// Create an empty index with the alias if there is none (opensearch)
     #[arg(long)]
     create: bool,
-    /// How many events are applied at once at most (consumer.concurrency batches)
+    /// How many events are applied at once (consumer.concurrency batches)
     #[arg(long, value_name = "N")]
     concurrency: Option<String>,
     /// Exit with code 0 once the topic is read to its end and nothing has arrived for this many seconds
