@@ -145,6 +145,7 @@ async fn every_key(keys: &PgKeys) {
 
 /// Requests through the layer, in transactions that have the search path of their handlers.
 #[cfg(feature = "axum")]
+#[allow(clippy::result_large_err, reason = "axum rejects with responses")]
 async fn every_request(keys: PgKeys) {
     use axum::body::Body;
     use axum::http::{Request, StatusCode};
