@@ -1,4 +1,4 @@
-//! Erasure: what hapax keeps of a tenant or of a record goes, and what must stay says nothing.
+//! Erasure: removes what hapax stores about a tenant or a record. What must stay keeps no content.
 //!
 //! | what | becomes |
 //! |---|---|
@@ -10,11 +10,11 @@
 //! | a record of the embedded bus | keeps its offset; its payload and its headers are a marker |
 //! | a row of a read model | the deletion, and no older version |
 //!
-//! So histories stay gapless, and whoever reads them again (a relay, a consumer, a rebuild) comes to the
-//! same end. An erased event of a record reads as a deletion under its own version.
+//! So histories stay gapless, and a relay, a consumer or a rebuild that reads them again gets the
+//! same result. An erased event of a record reads as a deletion under its own version.
 //!
 //! An [`Eraser`] does this for one database, and may touch only hapax's own tables in it: never
-//! rows of yours, nor another store. The records themselves are deleted through
+//! your rows, nor another store. The records themselves are deleted through
 //! [`Records`](crate::records::Records) first: an eraser never writes a record.
 
 // Each backend uses some of it.
@@ -48,7 +48,7 @@ pub(crate) const ANSWER_BODY: &str = concat!(
 /// The kind of a deletion of a record. Its event has no content to erase.
 pub(crate) const DELETION: &str = "record.deleted";
 
-/// What is erased.
+/// What to erase: a tenant or a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Subject {
@@ -86,7 +86,7 @@ impl Subject {
         crate::records::tenant_id(self.tenant.as_ref()).ok()
     }
 
-    /// What an answer, a payload or a text about the subject contains.
+    /// The text that shows that an answer or a payload is about the subject.
     pub(crate) fn mark(&self) -> String {
         match &self.record {
             Some((_, id)) => id.to_string(),
@@ -112,7 +112,7 @@ impl fmt::Display for Subject {
 pub struct Found {
     /// The place, for people: `journal`, `answers`.
     pub place: &'static str,
-    /// How many rows of it have something to erase.
+    /// How many of its rows have something to erase.
     pub rows: u64,
 }
 
@@ -125,7 +125,7 @@ impl Found {
 
 /// Erases what one database has of a subject, besides records.
 ///
-/// Every call may be repeated, also one that was killed half-way: it ends the same.
+/// Every call may be repeated, even one that was killed half-way, with the same result.
 #[async_trait]
 pub trait Eraser: Send + Sync {
     /// How much there is, place by place. Changes nothing.
@@ -146,8 +146,8 @@ pub trait Eraser: Send + Sync {
     async fn compact(&self) -> Result<Vec<String>>;
 }
 
-/// What an event says after it was erased: for the event of a record which record and seq it was, so that
-/// readers go on.
+/// The payload of an erased event. That of a record's event names the record and the seq, so that
+/// readers can continue.
 pub(crate) fn payload(kind: Option<&str>, aggregate: &str, seq: u64, at: Time) -> String {
     let of_record = kind.is_some_and(|kind| kind.starts_with(KIND_PREFIX));
     match name(Uuid::nil(), aggregate).filter(|_| of_record) {

@@ -1,4 +1,4 @@
-//! Who did what, and why: rows that are only ever added, and forgotten after a retention.
+//! Audit rows: who did what, and why. Rows are only added, and removed after a retention.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ const TEXT_CHARS_MAX: usize = 1024;
 const DETAILS_CHARS_MAX: usize = 4096;
 const DAY: Duration = Duration::from_hours(24);
 
-/// Who changes something, and why: what the audit row of a change says.
+/// Who makes a change, and why: both are in its audit row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Actor {
     who: String,
@@ -60,7 +60,7 @@ impl AuditNote {
         }
     }
 
-    /// What else there is to say, at most 4096 characters.
+    /// Adds details, at most 4096 characters.
     #[must_use]
     pub fn details(mut self, details: impl AsRef<str>) -> Self {
         self.details = bounded(details.as_ref(), DETAILS_CHARS_MAX);
@@ -89,13 +89,13 @@ pub struct AuditEntry {
     pub at: Time,
     /// Who.
     pub who: String,
-    /// What, as a word: `token.create`, `dead.redrive`.
+    /// The action, as a word: `token.create`, `dead.redrive`.
     pub action: String,
     /// To what.
     pub target: String,
     /// Why, as they said.
     pub reason: String,
-    /// What else there is to say.
+    /// The details.
     pub details: String,
 }
 
@@ -172,7 +172,7 @@ impl AuditSweep {
 pub(crate) struct Plan {
     /// To be stored before anything is forgotten.
     pub state: SweepState,
-    /// What is older goes; `None` while the clock is in doubt.
+    /// Older rows are removed; `None` while the clock is in doubt.
     pub horizon: Option<Time>,
 }
 

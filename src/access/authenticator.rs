@@ -13,24 +13,26 @@ use crate::error::{Error, Result};
 
 /// The most answers that are remembered.
 const ANSWERS_MAX: usize = 10_000;
-/// How many tokens that nobody knows are looked up in a second, in all and for one address; and how many
-/// of those that may be one at once, so that the others' lookups find a connection.
+/// How many unknown tokens are looked up in a second, in all and for one address; and how many at
+/// the same time, so that lookups of known tokens find a connection.
 const UNKNOWN_PER_S: u32 = 50;
 const UNKNOWN_PER_ADDRESS_PER_S: u32 = 10;
 const UNKNOWN_AT_ONCE: usize = 2;
-/// How long one of them waits for its turn. The store is slow or away then.
+/// How long the lookup of an unknown token waits for its turn. If it has to, the store is slow or
+/// does not answer.
 const TURN: Duration = Duration::from_secs(5);
-/// The bucket of all of them.
+/// The bucket of all addresses together.
 const GUESSES: &str = "";
 
-/// A store behind a short memory, so that most requests cost no query. A revocation, a rotation and an
-/// end take effect everywhere within [`Authenticator::memory`]. While the store is away, what is
-/// remembered is not stretched: requests fail.
+/// A store behind a short memory, so that most requests cost no query. A revocation, a rotation and
+/// an expiry take effect everywhere within [`Authenticator::memory`]. While the store does not
+/// answer, remembered answers expire as usual, and requests fail.
 ///
-/// Tokens that nobody knows cost a lookup each. They go two at a time, and 10 a second from one address, 50 in
-/// all: then a token that was not granted here before is [`Throttled`](Authentication::Throttled). Tokens that
-/// were are looked up apart, so guesses do not keep them waiting; and who guesses from one address leaves the
-/// others their share.
+/// Each unknown token costs a lookup. Two of these run at a time, and 10 a second for one address,
+/// 50 in all: beyond that a token that was not granted here before is
+/// [`Throttled`](Authentication::Throttled). Tokens that were granted here have lookups of their
+/// own, so guesses do not delay them; and guesses from one address leave the budget of other
+/// addresses alone.
 #[derive(Debug)]
 pub struct Authenticator {
     store: Arc<dyn Access>,
@@ -38,10 +40,10 @@ pub struct Authenticator {
     answers: Mutex<HashMap<[u8; 32], Answer>>,
     /// When the store was last asked whether it has tokens, and what it said.
     tokens: Mutex<Option<(Instant, bool)>>,
-    /// The budget for lookups that find nobody: of all, and of each address.
+    /// The budget for lookups that find no token: of all addresses, and of each.
     unknown: RateLimit,
     unknown_from: RateLimit,
-    /// What a lookup needs of a token that was not granted here before.
+    /// Permits for lookups of tokens that were not granted here before.
     strangers: Semaphore,
 }
 
@@ -49,7 +51,7 @@ pub struct Authenticator {
 struct Answer {
     said: Authentication,
     asked_at: Instant,
-    /// From then on the next one who asks also asks the store, while the others go on.
+    /// From then on one request asks the store again, while the others use this answer.
     renew_at: Instant,
     until: Instant,
 }
@@ -98,8 +100,8 @@ impl Authenticator {
         self.authenticate_from(text, None).await
     }
 
-    /// The same, for a client at this address: it is told to wait when too many tokens that nobody knows
-    /// come from there. Addresses of one IPv6 network (/64) count as one.
+    /// The same, for a client at this address: it has to wait when too many unknown tokens come
+    /// from there. Addresses of one IPv6 network (/64) count as one.
     pub async fn authenticate_from(&self, text: &str, peer: Option<IpAddr>) -> Result<Authentication> {
         let from = place(peer);
         if ApiToken::parse(text).is_err() {
@@ -147,7 +149,7 @@ impl Authenticator {
         Ok(said)
     }
 
-    /// Whether the token was granted here before, and nothing else was said of it since.
+    /// Whether the token's last answer here was that it is granted.
     fn is_known(&self, key: &[u8; 32]) -> bool {
         let granted = |answer: &Answer| matches!(answer.said, Authentication::Granted { .. });
         self.answers().get(key).is_some_and(granted)

@@ -11,7 +11,7 @@ use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::Tenant;
 
-/// A use is noted at most this often: a write for each request would cost more than it tells.
+/// The last use is stored at most this often: a write for each request would cost too much.
 pub(crate) const USE_NOTED: Duration = Duration::from_secs(600);
 
 /// A token as stored.
@@ -56,8 +56,9 @@ pub(crate) struct Found<'a> {
     pub maker: Option<&'a Row>,
 }
 
-/// Makes a token. The same again changes nothing. It ends no later than the token that makes it, which
-/// must be live: its row is locked, so that a revocation comes before or after.
+/// Creates a token. Repeating this changes nothing. The token expires no later than the token that
+/// creates it, which must be live: that one's row is locked, so that a revocation comes before or
+/// after.
 pub(crate) fn create(found: Found<'_>, token: &ApiToken, about: &NewToken, now: Time) -> Result<Change> {
     let hash = token.hash();
     if let Some(row) = found.row {
@@ -151,7 +152,8 @@ fn missing(id: &TokenId) -> Error {
     Error::NotFound(format!("there is no token {id}"))
 }
 
-/// What a token permits. Only who has the right secret learns that it is over.
+/// What a token permits. Only a caller with the right secret learns that it has expired or was
+/// revoked.
 pub(crate) fn authenticate(found: Option<&Row>, token: &ApiToken, now: Time) -> Authentication {
     let hash = token.hash();
     let Some(row) = found else { return Authentication::Unknown };

@@ -114,7 +114,7 @@ pub struct TokenEntry {
     pub rotations: u32,
     /// When it was made.
     pub created_at: Time,
-    /// When it ends by itself.
+    /// When it expires.
     pub expires_at: Option<Time>,
     /// Until when the secret before the last rotation is good, if it still is.
     pub overlap_until: Option<Time>,
@@ -131,7 +131,7 @@ pub struct TokenEntry {
 pub enum TokenState {
     /// It permits what its role and scopes say.
     Live,
-    /// It ended by itself, at its time.
+    /// It has expired.
     Expired,
     /// Somebody ended it.
     Revoked,

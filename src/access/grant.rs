@@ -121,7 +121,7 @@ impl Scopes {
     }
 }
 
-/// What the one who asks may do.
+/// What the caller may do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Grant {
@@ -143,12 +143,12 @@ impl Grant {
         Grant { token: None, name: "no token".to_owned(), tenant, scopes: Scopes::All, role: Role::Admin }
     }
 
-    /// Who asks, in a word that stays the same when the secret is rotated.
+    /// The caller's name, which stays the same when the secret is rotated.
     pub fn principal(&self) -> Option<&str> {
         self.token.as_ref().map(TokenId::as_str)
     }
 
-    /// Who asks, for an audit row.
+    /// The caller, for an audit row.
     pub fn who(&self) -> String {
         match &self.token {
             Some(id) => format!("token {id} ({})", self.name),
@@ -161,8 +161,8 @@ impl Grant {
         self.role >= needed
     }
 
-    /// Whether everything that another token would permit is permitted by this one: nobody gives
-    /// away more than they have.
+    /// Whether this one permits everything that another token would permit: a caller cannot grant
+    /// more than it has.
     pub fn covers(&self, tenant: Option<&Tenant>, scopes: &Scopes, role: Role) -> bool {
         self.tenant.as_ref() == tenant && self.scopes.contain_all(scopes) && self.permits(role)
     }
@@ -176,7 +176,7 @@ pub enum Authentication {
     Granted {
         /// What it permits.
         grant: Grant,
-        /// How long it is good from now on, by the store's clock; `None` if it does not end by itself.
+        /// How long it is valid from now on, by the store's clock; `None` if it does not expire.
         left: Option<Duration>,
     },
     /// Its secret is right, and its time is over.
@@ -187,8 +187,8 @@ pub enum Authentication {
     Unknown,
     /// It is not a token: its form or its checksum is wrong.
     Malformed,
-    /// Too many tokens that nobody knows were tried just now, and this one may be another: it was not
-    /// looked up. No store says so, but an [`Authenticator`](super::Authenticator).
+    /// Too many unknown tokens were tried just now, so this one was not looked up. An
+    /// [`Authenticator`](super::Authenticator) answers this, never a store.
     Throttled {
         /// How long to wait before the next try.
         wait: Duration,

@@ -1,6 +1,7 @@
 //! Who may do what: API tokens, what they permit, and who did what with them.
 //!
-//! A server that others can reach asks for a token with each request (`Authorization: Bearer hpx_…`).
+//! A server that other machines can reach requires a token with each request (`Authorization:
+//! Bearer hpx_…`).
 //!
 //! ```text
 //! request ─▶ authenticate(token) ─┬─ Granted ──▶ role, tenant, scopes ──▶ the request
@@ -10,14 +11,14 @@
 //!
 //! A token is [created](Access::create), given to a client once, [rotated](Access::rotate) and
 //! [revoked](Access::revoke). [`Access`] is the store: [`MemoryAccess`], and with their features
-//! `SqliteAccess` and `PgAccess`. It keeps hashes, never secrets. The same store keeps the audit: rows
-//! that say who did what, and why.
+//! `SqliteAccess` and `PgAccess`. It keeps hashes, never secrets. The same store keeps the audit
+//! rows: who did what, and why.
 //!
 //! [`Authenticator`] stands in front of a store and remembers answers for a moment. [`RateLimit`]
-//! bounds what one token may ask for.
+//! limits how many requests one token may make.
 //!
-//! The rules (`decide.rs`) touch nothing: they are given rows and the store's time. A store may touch
-//! its tables of tokens and audit rows, and nothing here knows of requests, ledgers or records.
+//! The rules (`decide.rs`) are pure: they get rows and the store's time. A store may touch its
+//! tables of tokens and audit rows. Nothing here knows requests, ledgers or records.
 //!
 //! An API token is a client's credential. It has nothing to do with the token of a lease
 //! ([`ledger::Token`](crate::ledger::Token)), which fences a claim.
@@ -70,19 +71,21 @@ use crate::error::Result;
 ///
 /// Conformance cases (module `testing`, feature `testing`) are named after these clauses.
 ///
-/// 1. A token is stored by its id, as a hash; its secret is never stored. Creating the same token again
-///    changes nothing and returns it as it is by now; an id with another secret is a `Conflict`. A token
-///    that another one makes ends no later than that one, and is not made once that one is over
-///    (`Conflict`): a revocation of the maker comes before it, or finds it in `list`.
+/// 1. A token is stored by its id, as a hash; its secret is never stored. Creating the same token
+///    again changes nothing and returns its current state; an id with another secret is a
+///    `Conflict`. A token that another one creates expires no later than that one, and is not
+///    created once that one has expired or was revoked (`Conflict`): a revocation of the creator
+///    comes before it, or finds it in `list`.
 /// 2. Only the whole secret is granted. A wrong secret and an unknown id are both `Unknown`; what has a
 ///    wrong form or checksum is `Malformed` and is not looked up. Secrets are compared in constant time.
-/// 3. A token ends by the store's clock. Only who has the right secret learns that it is `Expired` or
-///    `Revoked`.
+/// 3. A token expires by the store's clock. Only a caller with the right secret learns that it is
+///    `Expired` or `Revoked`.
 /// 4. A revoked token stays revoked: no creation and no rotation revives it. Revoking it again changes
 ///    nothing.
-/// 5. A rotation keeps the id, and with it the name, the tenant, the scopes, the role and the end. The
-///    old secret is good for the overlap, by the store's clock; the one before it is not. A rotation
-///    that expects another number of rotations is a `Conflict`; the same rotation again changes nothing.
+/// 5. A rotation keeps the id, and with it the name, the tenant, the scopes, the role and the
+///    expiry. The old secret is valid for the overlap, by the store's clock; the one before it is
+///    not. A rotation that expects another number of rotations is a `Conflict`; the same rotation
+///    again changes nothing.
 /// 6. Tokens are never deleted. Once `has_tokens` is true, it stays true.
 /// 7. When a token was last used is known to within ten minutes, and costs no more than one write in
 ///    that time.
@@ -90,8 +93,8 @@ use crate::error::Result;
 /// 9. A creation, a rotation and a revocation leave one audit row, in the same transaction; what changes
 ///    nothing leaves none.
 /// 10. Audit rows are added and never changed. Adding the same note again adds nothing.
-/// 11. A sweep forgets audit rows that are older than the retention, in batches, and nothing else. A leap
-///     of the clock forgets nothing. Of many sweepers one sweeps.
+/// 11. A sweep removes audit rows that are older than the retention, in batches, and nothing else.
+///     A leap of the clock removes nothing. Of many sweepers one sweeps.
 /// 12. Bad input is refused with a sentence and changes nothing.
 #[async_trait]
 pub trait Access: fmt::Debug + Send + Sync + 'static {

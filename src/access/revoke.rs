@@ -5,9 +5,10 @@ use std::collections::{BTreeSet, VecDeque};
 use super::{Access, Actor, ListTokens, TokenEntry, TokenId};
 use crate::error::Result;
 
-/// Ends a token, and every token that it made, or that one of those made. The token itself goes first:
-/// from then on it makes no more. If this is cut off, the same call again ends the rest. Returns the
-/// tokens as they are now, the first one first. `NotFound`: there is none.
+/// Revokes a token, every token that it created, and those that they created. The token itself is
+/// revoked first, so that it creates no more. If this is interrupted, the same call again revokes
+/// the rest. Returns the tokens in their current state, the given one first. `NotFound`: there is
+/// no such token.
 pub async fn revoke_with_children(store: &dyn Access, id: &TokenId, by: &Actor) -> Result<Vec<TokenEntry>> {
     let mut revoked = vec![store.revoke(id, by).await?];
     let mut seen = BTreeSet::from([id.clone()]);

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use crate::error::{Error, Result};
 
-/// What every token begins with, so that people and secret scanners know one when they see it.
+/// The prefix of every token, so that people and secret scanners recognise one.
 const PREFIX: &str = "hpx_";
 /// Crockford's alphabet: nothing looks like anything else, and text sorts as the bytes do.
 const ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
@@ -64,8 +64,8 @@ impl fmt::Debug for TokenId {
 
 /// An API token with its secret: `hpx_`, the id, `_`, a secret of 160 random bits and a checksum.
 ///
-/// The checksum tells a token that was mistyped or cut off from one that nobody knows, without a look
-/// into the store. It is not protection: anyone can compute it. `Debug` shows the id only.
+/// The checksum tells a mistyped or truncated token from an unknown one without a query of the
+/// store. It is not protection: anyone can compute it. `Debug` shows the id only.
 ///
 /// ```
 /// use hapax::access::ApiToken;
@@ -137,7 +137,7 @@ impl ApiToken {
         &self.text
     }
 
-    /// What a store keeps of it.
+    /// The hash that a store keeps.
     pub(crate) fn hash(&self) -> TokenHash {
         TokenHash(Sha256::digest(self.text.as_bytes()).into())
     }

@@ -21,7 +21,7 @@ const LOOK_AGAIN_MAX: Duration = Duration::from_millis(500);
 /// How long an answer waits for a model that has taken the place of the one it began with.
 const CAUGHT_UP: Duration = Duration::from_secs(10);
 
-/// Asks a read model on behalf of one tenant. The tenant is part of it, so no question can forget it.
+/// Queries a read model on behalf of one tenant. The tenant is set once, so no query can lack it.
 #[derive(Clone)]
 pub struct Analytics {
     model: Arc<dyn ReadModel>,
@@ -157,7 +157,7 @@ impl RecordsQuery {
         Ok(meta)
     }
 
-    /// What comes before the rows: a write is waited for, and `last_sync_at` is read.
+    /// The steps before the rows are read: waits for a write, and reads `last_sync_at`.
     async fn begin(&self) -> Result<(Selection, Meta)> {
         let (model, tenant) = (&*self.of.model, self.of.tenant);
         if let Some(token) = &self.after {
@@ -207,13 +207,15 @@ impl RecordsQuery {
     }
 }
 
-/// The pause before the next look. Most writes are visible soon; whoever waits for long must not ask all the time.
+/// The pause before the next look. Most writes are visible soon; a long wait must not query all the
+/// time.
 fn look_again(looks: u32) -> Duration {
     (LOOK_AGAIN * 2_u32.saturating_pow(looks.min(10))).min(LOOK_AGAIN_MAX)
 }
 
-/// Pages of one answer. Each page reads the records as they are by then. All of them have the same limit of
-/// [`since`](RecordsQuery::since), and [`meta`](RecordsPages::meta) holds for the whole answer.
+/// Pages of one answer. Each page shows the records as of when it is read. All of them have the
+/// same limit of [`since`](RecordsQuery::since), and [`meta`](RecordsPages::meta) holds for the
+/// whole answer.
 #[must_use = "`list` reads a page"]
 pub struct RecordsPages {
     query: RecordsQuery,

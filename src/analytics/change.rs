@@ -32,13 +32,13 @@ pub struct Change {
     pub updated_at: Time,
     /// Where this change was read. For people who look: it decides nothing.
     pub origin: Origin,
-    /// Where PostgreSQL's log has it, as Debezium says; 0 for others. For people who look: it decides nothing, since
-    /// positions in the log are not the order of commits.
+    /// Its position in PostgreSQL's log, from Debezium; 0 for other sources. For diagnosis only:
+    /// nothing is decided by it, since positions in the log are not in the order of commits.
     pub lsn: u64,
 }
 
 impl Change {
-    /// What a record is now; `origin` is where that was read.
+    /// The current state of a record; `origin` is where it was read.
     pub fn of_record(of: OfTenant, generation: u16, origin: Origin) -> Result<Self> {
         let OfTenant { tenant, record } = of;
         Ok(Change {
@@ -54,8 +54,8 @@ impl Change {
         })
     }
 
-    /// The deletion of a record under a version, which comes from no topic: `topic` is the one that its changes come
-    /// from.
+    /// The deletion of a record under a version, without a message in a topic: `topic` is the one
+    /// that carries the record's changes.
     pub fn deletion(name: Name, version: Version, at: Time, topic: Topic) -> Self {
         let Name { tenant, module, id } = name;
         let origin = Origin::new(topic, 0, -1);
@@ -93,7 +93,7 @@ impl Source {
     }
 }
 
-/// What a record of a topic says to a read model.
+/// What a message in a topic means to a read model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Input {
@@ -106,11 +106,11 @@ pub enum Input {
     NextPulse {
         /// The pulse.
         pulse: Pulse,
-        /// What the pulse before it said; `None`: it is the first of its row.
+        /// The time of the pulse before it; `None` if it is the first of its row.
         last: Option<Time>,
     },
-    /// A pulse as a snapshot read it. It says nothing of how far the topic is, only where the pulses that
-    /// are streamed must go on.
+    /// A pulse that a snapshot read. It does not say up to when the topic is complete, only which
+    /// pulse the first streamed one must follow.
     SnapshotPulse(Pulse),
     /// All records of a module were removed at once, without a version for any of them.
     Truncated(ModuleSlug),
@@ -128,7 +128,7 @@ pub struct Rejected {
     pub origin: Origin,
     /// Why it cannot be read.
     pub reason: String,
-    /// Its payload, as far as it was there.
+    /// Its payload, as far as it could be read.
     pub payload: Vec<u8>,
 }
 

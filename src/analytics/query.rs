@@ -19,7 +19,7 @@ pub const MEASURES_MAX: usize = 16;
 /// An answer that is older than this is called stale.
 pub const STALE_AFTER: Duration = Duration::from_secs(5);
 
-/// Which records a question is about. There is no question without a tenant: no tenant is one too.
+/// Which records a query is about. Every query has a tenant: no tenant counts as one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Selection {
@@ -59,7 +59,7 @@ impl ListPage {
     }
 }
 
-/// What is computed of a field.
+/// What is computed from a field.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Measure {
     /// The sum of its numbers.
@@ -88,7 +88,7 @@ impl Measure {
     }
 }
 
-/// What to compute. The number of records is always part of it.
+/// What to compute. The number of records is always included.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Tally {
@@ -109,7 +109,7 @@ impl Tally {
     }
 }
 
-/// What a measure is for one group.
+/// The value of a measure for one group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Measured {
@@ -136,8 +136,8 @@ pub struct Group {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Groups {
-    /// The groups, by the text of their keys; records without the field come first. Without a grouping
-    /// field it is one group, also if there is no record.
+    /// The groups, by the text of their keys; records without the field come first. Without a
+    /// grouping field there is one group, even if there are no records.
     pub groups: Vec<Group>,
     /// Whether there are more than [`GROUPS_MAX`], of which these are the first.
     pub more: bool,
@@ -158,7 +158,7 @@ pub struct Meta {
     pub last_sync_at: Option<Time>,
     /// Whether that is unknown, or longer ago than [`STALE_AFTER`].
     pub stale: bool,
-    /// What the answer may count wrongly, if it is approximate.
+    /// What the answer may count wrong, if it is approximate.
     pub approximate: Option<&'static str>,
 }
 

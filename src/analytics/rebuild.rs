@@ -1,13 +1,13 @@
-//! Builds a read model again while it serves: a second one is filled, compared with the records, and put in the
-//! place of the first.
+//! Rebuilds a read model while it serves: a second one is filled, compared with the records, and
+//! replaces the first.
 //!
 //! ```text
 //! second model ─▶ fed like the first ─▶ every partition has a pulse ─▶ equal to the records ─▶ as far as the first ─▶ exchanged
 //! ```
 //!
-//! A second one, and not the first one emptied: questions are answered all the time. Not the first one written over
-//! either: a record that was deleted while nobody noticed (a lost replication slot, a restore) has no change
-//! that would say so, and would stay.
+//! Emptying the first one instead would interrupt its answers. Overwriting it would keep a record
+//! whose deletion was missed (a lost replication slot, a restore), because no change says that it
+//! was deleted.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,14 +56,14 @@ pub enum Second {
 pub struct RebuildSettings {
     /// How the second model is fed.
     pub feed: FeedSettings,
-    /// How long nothing may happen before it is given up, and how long to look again at what differs.
+    /// How long to wait without progress before giving up, and how long to recheck differences.
     pub wait: Duration,
     /// Whether to start over instead of continuing an unfinished rebuild.
     pub anew: bool,
 }
 
 impl RebuildSettings {
-    /// Settings with a patience of 60 s, which go on with a rebuild that did not end.
+    /// Settings with a patience of 60 s, which continue an unfinished rebuild.
     pub fn new(feed: FeedSettings) -> Self {
         RebuildSettings { feed, wait: Duration::from_secs(60), anew: false }
     }
@@ -75,18 +75,19 @@ impl RebuildSettings {
 pub enum Rebuilt {
     /// The second model has taken the place of the first. These are its sums.
     Exchanged(Verified),
-    /// The second model differs from the records. The first one still serves, and the next rebuild goes on with
-    /// the second one.
+    /// The second model differs from the records. The first one still serves, and the next rebuild
+    /// continues with the second one.
     Differs(Verified),
     /// An earlier rebuild had exchanged the models already; what it left is removed.
     Finished,
 }
 
-/// Builds a read model again. It may be killed at any point, and called again: it goes on where it was. Whoever
-/// feeds the first model goes on with the second one by itself, if its settings are the same.
+/// Rebuilds a read model. It may be killed at any point and called again: it continues where it
+/// was. A feed of the first model continues with the second one by itself, if its settings are the
+/// same.
 ///
-/// `begin` is what the second model begins with, as for [`Feed::with_snapshot`]; `records` is what it is compared
-/// with. `say` is called with each step.
+/// `begin` is what the second model starts with, as for [`Feed::with_snapshot`]; it is compared
+/// with `records`. `say` is called with each step.
 pub async fn rebuild(
     model: &dyn ReadModel,
     bus: Arc<dyn Bus>,

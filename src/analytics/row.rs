@@ -15,9 +15,9 @@ pub struct Row {
     pub name: Name,
     /// The version that counts.
     pub version: Version,
-    /// A hash over the name, the version, the times and the payload. Payloads that are the same JSON value have the
-    /// same hash, in whatever order a database keeps the keys and however it writes the numbers. What is no
-    /// JSON any more counts byte by byte.
+    /// A hash over the name, the version, the times and the payload. Payloads that are the same
+    /// JSON value have the same hash, in whatever order a database keeps the keys and however it
+    /// writes the numbers. A payload that is no longer JSON counts byte by byte.
     pub hash: Fingerprint,
 }
 
@@ -37,8 +37,8 @@ impl Row {
         Ok(Row { name, version, hash })
     }
 
-    /// The row with a hash that no whole row has: something that is stored beside the payload, and answers
-    /// are computed from, is not what the payload says.
+    /// The row with a hash that no intact row has: a column that answers are computed from
+    /// contradicts the payload.
     #[cfg(feature = "clickhouse")]
     pub(crate) fn damaged(mut self) -> Self {
         self.hash.0 = self.hash.0.map(|byte| !byte);

@@ -1,11 +1,12 @@
-//! Fills a read model that begins with the records as they are.
+//! Fills a new read model with a copy of the records.
 //!
-//! The oldest offset of each partition is read first. Whatever was removed below it was written before
-//! the records are read, so they have it; whatever comes later is read from the topic. A change that is
-//! in both is the same version twice.
+//! The oldest offset of each partition is read first. A change that retention removed below it was
+//! written before the records are read, so the copy has it; later changes are read from the topic.
+//! A change that is in both is the same version twice.
 //!
-//! Deletions are copied too. What was deleted long ago is in no topic any more, but a relay that is rewound
-//! publishes its creation and its deletion again, and answers between the two would show it.
+//! Deletions are copied too. The topic no longer has old deletions, but a relay that is rewound
+//! publishes a record's creation and its deletion again, and answers between the two would show the
+//! record.
 
 use super::{Block, Change, FeedSettings, ReadModel, Version};
 use crate::bus::{Bus, Partition};

@@ -36,7 +36,7 @@ pub(super) const OF_ANALYTICS: &[Setting] = &[
             "analytics.url",
             READ_MODELS,
             "",
-            "sqlite:FILE or clickhouse://HOST:PORT/DATABASE: the read model of records; unset: sqlite:reads.db in data.dir where journal and bus are embedded",
+            "the read model of records: sqlite:FILE or clickhouse://HOST:PORT/DATABASE; unset: sqlite:reads.db in data.dir where journal and bus are embedded",
         )
     },
     unset(
@@ -45,14 +45,14 @@ pub(super) const OF_ANALYTICS: &[Setting] = &[
             "analytics.group",
             Kind::Text,
             "",
-            "the consumer group of the feed; processes that feed one model share it, and each model has its own",
+            "the consumer group of the read model's feed; processes that feed one model share it, and each model has its own",
         ),
     ),
     row(
         "analytics.source",
         Kind::Choice(&["journal", "debezium"]),
         "journal",
-        "who publishes what feeds it: the relay (journal), or Debezium (cdc.topic)",
+        "who publishes the changes that feed the read model: the relay (journal), or Debezium (cdc.topic)",
     ),
     row(
         "analytics.generation",

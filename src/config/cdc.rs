@@ -34,7 +34,7 @@ pub(super) const OF_CDC: &[Setting] = &[
         secret: true,
         ..row("cdc.connect_url", CONNECT, "", "the REST API of Kafka Connect, for `hapax cdc`")
     },
-    row("cdc.connector", Kind::Name, "hapax", "the name of the connector"),
+    row("cdc.connector", Kind::Name, "hapax", "the name of Debezium's connector in Kafka Connect"),
     row("cdc.topic", Kind::Name, "hapax-records", "the topic that Debezium publishes all modules to"),
     row("cdc.slot", Kind::Identifier, "hapax_records", "the replication slot that Debezium reads"),
     Setting {
@@ -50,7 +50,7 @@ pub(super) const OF_CDC: &[Setting] = &[
             "cdc.password",
             Kind::Text,
             "",
-            "the password of that role, best as a reference that Connect resolves: ${file:FILE:KEY} or ${env:NAME}",
+            "the password of the role in cdc.database_url, best as a reference that Connect resolves: ${file:FILE:KEY} or ${env:NAME}",
         )
     },
 ];

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::kind::Kind;
+use super::table::{Setting, int, row, unset};
 use super::{Config, Typed};
 use crate::consumer::ConsumerSettings;
 use crate::error::Result;
@@ -19,6 +21,84 @@ pub struct ConsumerSection {
     /// How long a strict order waits for a missing seq.
     pub gap_timeout: Duration,
 }
+
+/// The rows of the table.
+pub(super) const OF_CONSUMER: &[Setting] = &[
+    row("consumer.concurrency", int(1, 100_000), "64", "how many events a consumer handles at once"),
+    row("consumer.workers", int(1, 1000), "1", "how many child processes `consume --exec` runs"),
+    row(
+        "consumer.cancel_grace_ms",
+        int(1, 3_600_000),
+        "5000",
+        "how long a child of `consume --exec` may take to react to a cancel before it is killed",
+    ),
+    row(
+        "consumer.handler_timeout_ms",
+        int(1, 86_400_000),
+        "30000",
+        "how long a handler may take for one event",
+    ),
+    row("consumer.lease_s", int(1, 86_400), "30", "how long a consumer's lease lasts unless it is extended"),
+    row("consumer.heartbeat_s", int(1, 86_399), "10", "how often a consumer extends its leases"),
+    row(
+        "consumer.in_flight_max",
+        int(1, 10_000_000),
+        "4096",
+        "how many deliveries a consumer keeps in memory, of all partitions and from the ledger; beyond that it pauses partitions",
+    ),
+    row(
+        "consumer.hold_ms_max",
+        int(0, 86_400_000),
+        "30000",
+        "how long a retry may wait in memory; one further away waits in the ledger, and its offset is passed",
+    ),
+    row(
+        "consumer.held_max",
+        int(1, 1_000_000_000),
+        "100000",
+        "how many events a scope may hold in the ledger; at that number a consumer pauses its partitions",
+    ),
+    row(
+        "consumer.held_interval_ms",
+        int(1, 3_600_000),
+        "500",
+        "how often a consumer asks the ledger which held events are due",
+    ),
+    row("consumer.commit_interval_ms", int(1, 3_600_000), "500", "how often a consumer commits offsets"),
+    row(
+        "consumer.drain_ms",
+        int(0, 3_600_000),
+        "20000",
+        "how long a consumer that stops waits for handlers that run",
+    ),
+    row(
+        "consumer.session_timeout_ms",
+        int(100, 3_600_000),
+        "45000",
+        "how long a member of the group may show no sign of life before its partitions go to others",
+    ),
+    row(
+        "consumer.gap_timeout_ms",
+        int(1, 86_400_000),
+        "60000",
+        "strict order: how long a consumer waits for a missing seq before it parks the aggregate",
+    ),
+    row(
+        "consumer.outage",
+        Kind::Choice(&["pause", "fail_fast", "dead_letter"]),
+        "pause",
+        "what a consumer does while the ledger is away: wait, end with the error, or copy what arrives to the dead-letter topic",
+    ),
+    unset(
+        "<topic>.dead",
+        row(
+            "consumer.dead_topic",
+            Kind::Name,
+            "",
+            "the topic that dead letters are copied to (blank: <topic>.dead; a lone hyphen: nowhere)",
+        ),
+    ),
+];
 
 impl ConsumerSection {
     pub(super) fn of(of: &Typed<'_>) -> Result<Self> {

@@ -2,6 +2,8 @@
 
 use super::analytics::OF_ANALYTICS;
 use super::cdc::OF_CDC;
+use super::consumer::OF_CONSUMER;
+use super::journal::OF_RELAY;
 use super::kind::Kind;
 use super::projection::OF_PROJECTION;
 use super::serve::OF_SERVER;
@@ -60,7 +62,7 @@ pub(super) const fn row(key: &'static str, kind: Kind, default: &'static str, do
     }
 }
 
-const fn also(setting: Setting, older_env: &'static [&'static str]) -> Setting {
+pub(super) const fn also(setting: Setting, older_env: &'static [&'static str]) -> Setting {
     Setting { older_env, ..setting }
 }
 
@@ -117,9 +119,18 @@ pub(super) const fn int(min: u64, max: u64) -> Kind {
 const DAYS_MAX: u64 = 36_500;
 
 /// All settings, in the order in which they are shown.
-pub const SETTINGS: &[Setting] = &joined::<
-    { OF_EVENTS.len() + OF_ANALYTICS.len() + OF_CDC.len() + OF_PROJECTION.len() + OF_SERVER.len() },
->(&[OF_EVENTS, OF_ANALYTICS, OF_CDC, OF_PROJECTION, OF_SERVER]);
+pub const SETTINGS: &[Setting] =
+    &joined::<
+        {
+            OF_STORES.len()
+                + OF_RELAY.len()
+                + OF_CONSUMER.len()
+                + OF_ANALYTICS.len()
+                + OF_CDC.len()
+                + OF_PROJECTION.len()
+                + OF_SERVER.len()
+        },
+    >(&[OF_STORES, OF_RELAY, OF_CONSUMER, OF_ANALYTICS, OF_CDC, OF_PROJECTION, OF_SERVER]);
 
 /// Joins lists; `N` is the length of all.
 const fn joined<const N: usize>(lists: &[&[Setting]]) -> [Setting; N] {
@@ -138,11 +149,16 @@ const fn joined<const N: usize>(lists: &[&[Setting]]) -> [Setting; N] {
     all
 }
 
-/// The settings of everything but the read model and the server.
-const OF_EVENTS: &[Setting] = &[
+/// The settings of ledger, window, journal, keys, records and bus, and of telemetry.
+const OF_STORES: &[Setting] = &[
     Setting {
         flag: Some("--data"),
-        ..row("data.dir", Kind::Text, "hapax-data", "where embedded data lives")
+        ..row(
+            "data.dir",
+            Kind::Text,
+            "hapax-data",
+            "the directory where embedded data lives: ledger, journal, bus and read model",
+        )
     },
     Setting {
         flag: Some("--ledger"),
@@ -151,45 +167,65 @@ const OF_EVENTS: &[Setting] = &[
             "ledger.url",
             LEDGERS,
             "",
-            "memory:, sqlite:FILE, postgres://… or redis://…; unset: sqlite:ledger.db in data.dir",
+            "the ledger: memory:, sqlite:FILE, postgres://… or redis://…; unset: sqlite:ledger.db in data.dir",
         )
     },
     row(
         "ledger.schema",
         Kind::Identifier,
         "hapax",
-        "the PostgreSQL schema of the ledger; in Redis, its name",
+        "the PostgreSQL schema of the ledger; in Redis, the name of the ledger",
     ),
     row(
         "ledger.migrate",
         Kind::Choice(&["auto", "check"]),
         "auto",
-        "auto: bring the schema up to date at start; check: refuse to start if it is not",
+        "what a start does about the ledger's schema: auto brings it up to date, check refuses to start if it is not",
     ),
-    row("ledger.pool_max", int(1, 10_000), "50", "connections at most"),
-    row("ledger.acquire_timeout_ms", int(1, 3_600_000), "10000", "how long to wait for a connection"),
-    row("ledger.retention_days", int(1, DAYS_MAX), "7", "how long entries stay after they were settled"),
+    row("ledger.pool_max", int(1, 10_000), "50", "how many connections a pool to PostgreSQL has at most"),
+    row(
+        "ledger.acquire_timeout_ms",
+        int(1, 3_600_000),
+        "10000",
+        "how long a statement waits for a connection from the pool",
+    ),
+    row(
+        "ledger.retention_days",
+        int(1, DAYS_MAX),
+        "7",
+        "how long the ledger keeps entries after they were settled",
+    ),
     row(
         "ledger.identity",
         Kind::Choice(&["id", "id_and_time"]),
         "id",
-        "what makes an identity: the id alone, or with the week of the event's time",
+        "what identifies an event in the ledger: its id alone, or its id and the week of its time",
     ),
     row(
         "ledger.mismatch",
         Kind::Choice(&["error", "warn"]),
         "error",
-        "what to do about an id that is reused for different content",
+        "what the ledger does when an event's id is reused for other content: error reports it, warn counts it and keeps the original",
     ),
-    row("ledger.metadata_bytes_max", int(2, 64 * 1024 * 1024), "16384", "the largest metadata of an entry"),
-    row("ledger.sweep", Kind::Bool, "true", "whether a guard sweeps in the background"),
-    row("ledger.sweep_interval_s", int(1, 7 * 86_400), "3600", "how often the sweeper runs"),
-    row("ledger.log_skips", Kind::Bool, "true", "whether skips are logged and prevented repeats counted"),
+    row(
+        "ledger.metadata_bytes_max",
+        int(2, 64 * 1024 * 1024),
+        "16384",
+        "the largest metadata that the ledger stores with an entry",
+    ),
+    row("ledger.sweep", Kind::Bool, "true", "whether a guard sweeps the ledger in the background"),
+    row("ledger.sweep_interval_s", int(1, 7 * 86_400), "3600", "how often a guard sweeps the ledger"),
+    row(
+        "ledger.log_skips",
+        Kind::Bool,
+        "true",
+        "whether the ledger logs skipped deliveries and counts prevented repeats",
+    ),
     row(
         "ledger.value",
         Kind::Name,
         "",
-        "where an event's value is in its payload, as /amount: prevented repeats sum it",
+        "where an event's value is in its payload, as /amount: the values of prevented repeats are summed",
     ),
     Setting {
         aliases: &["im2be.dedup.default-scope-id"],
@@ -208,12 +244,17 @@ const OF_EVENTS: &[Setting] = &[
             "dedup.enabled",
             Kind::Bool,
             "true",
-            "false: leased and at-most-once work runs unguarded, transactional work refuses to start",
+            "whether events are claimed; false: leased and at-most-once work runs unguarded, transactional work refuses to start",
         ),
         &["ENABLE_PROCESSED_EVENT_REGISTRY"],
     ),
     also(
-        row("lease.timeout_s", int(1, 7 * 86_400), "900", "how long a lease lasts unless extended"),
+        row(
+            "lease.timeout_s",
+            int(1, 7 * 86_400),
+            "900",
+            "how long a guard's lease lasts unless it is extended",
+        ),
         &["PROCESSED_EVENT_LEASE_TIMEOUT_SECONDS"],
     ),
     also(
@@ -221,14 +262,19 @@ const OF_EVENTS: &[Setting] = &[
             "lease.heartbeat_s",
             int(1, 7 * 86_400 - 1),
             "30",
-            "how often a lease is extended; shorter than the lease",
+            "how often a guard extends its lease; shorter than lease.timeout_s",
         ),
         &["PROCESSED_EVENT_HEARTBEAT_INTERVAL_SECONDS"],
     ),
     unset(
         "host and process",
         also(
-            row("lease.owner", Kind::Name, "", "who holds the leases, for humans (blank: host and process)"),
+            row(
+                "lease.owner",
+                Kind::Name,
+                "",
+                "the name under which leases are held, for people who look at them (blank: host and process)",
+            ),
             &["PROCESSED_EVENT_OWNER"],
         ),
     ),
@@ -236,34 +282,44 @@ const OF_EVENTS: &[Setting] = &[
         "retry.attempts_max",
         int(1, ATTEMPTS_MAX as u64),
         "5",
-        "how many runs an event gets before it is dead",
+        "how many runs an event gets before it is a dead letter",
     ),
-    row("retry.backoff_base_ms", int(1, 86_400_000), "1000", "the pause after the first failure; it doubles"),
-    row("retry.backoff_max_ms", int(1, 30 * 86_400_000), "300000", "the longest pause"),
+    row(
+        "retry.backoff_base_ms",
+        int(1, 86_400_000),
+        "1000",
+        "the pause after an event's first failure; it doubles with each further one",
+    ),
+    row(
+        "retry.backoff_max_ms",
+        int(1, 30 * 86_400_000),
+        "300000",
+        "the longest pause after an event's failure",
+    ),
     Setting {
         secret: true,
         ..row(
             "window.url",
             WINDOWS,
             "",
-            "memory: or redis://HOST:PORT, a filter in front of the ledger; unset: none",
+            "the window, a filter in front of the ledger: memory: or redis://HOST:PORT; unset: none",
         )
     },
     also(
-        row("window.ttl_hours", int(1, 720), "24", "how long the window remembers what is done"),
+        row("window.ttl_hours", int(1, 720), "24", "how long the window remembers events that are done"),
         &["EVENT_DEDUP_TTL_HOURS"],
     ),
     row(
         "window.epoch",
         Kind::Name,
         "1",
-        "change this after restoring the ledger's files from a copy; the window then starts empty. Other resets are detected automatically",
+        "the window's epoch: change it after restoring the ledger's files from a copy, and the window starts empty; it detects other resets by itself",
     ),
     row(
         "window.outage",
         Kind::Choice(&["pass_through", "pause"]),
         "pass_through",
-        "while the window is away: let everything pass to the ledger (counted), or wait until it is back",
+        "what a consumer does while the window is away: let everything pass to the ledger (counted), or wait until it is back",
     ),
     Setting {
         flag: Some("--journal"),
@@ -272,7 +328,7 @@ const OF_EVENTS: &[Setting] = &[
             "journal.url",
             JOURNALS,
             "",
-            "memory:, sqlite:FILE, postgres://…, s3://BUCKET/PREFIX or dir:PATH; unset: sqlite:journal.db in data.dir",
+            "the journal: memory:, sqlite:FILE, postgres://…, s3://BUCKET/PREFIX or dir:PATH; unset: sqlite:journal.db in data.dir",
         )
     },
     row("journal.schema", Kind::Identifier, "hapax", "the PostgreSQL schema of the journal"),
@@ -280,14 +336,14 @@ const OF_EVENTS: &[Setting] = &[
         "journal.migrate",
         Kind::Choice(&["auto", "check"]),
         "auto",
-        "auto: bring the schema up to date at start; check: refuse to start if it is not",
+        "what a start does about the journal's schema: auto brings it up to date, check refuses to start if it is not",
     ),
     also(
         row(
             "journal.mismatch",
             Kind::Choice(&["error", "warn"]),
             "error",
-            "what to do about an id that is reused for different content; warn keeps and returns the original",
+            "what the journal does when an event's id is reused for other content: error refuses it, warn keeps and returns the original",
         ),
         &["EVENT_STORE_IDEMPOTENCY_MISMATCH_MODE"],
     ),
@@ -295,14 +351,14 @@ const OF_EVENTS: &[Setting] = &[
         "journal.event_bytes_max",
         int(1, 256 * 1024 * 1024),
         "983040",
-        "the largest event, payload and headers; buses take 1 MiB by default, and the relay needs some of it",
+        "the largest event that the journal takes, payload and headers; buses take 1 MiB by default, and the relay needs some of it",
     ),
     also(
         row(
             "journal.allocator",
             Kind::Choice(&["postgres", "s3", "legacy", "off"]),
             "postgres",
-            "who numbers the events of an object store: a table in PostgreSQL, the store itself (s3, legacy; also if no PostgreSQL is named), or the caller (off)",
+            "who numbers the events of a journal in an object store: a table in PostgreSQL, the store itself (s3, legacy; also if no PostgreSQL is named), or the caller (off)",
         ),
         &["EVENT_STORE_SEQUENCE_ALLOCATOR_MODE"],
     ),
@@ -313,15 +369,25 @@ const OF_EVENTS: &[Setting] = &[
             "journal.allocator_url",
             DATABASES,
             "",
-            "the PostgreSQL that numbers (unset: ledger.url, if that is one)",
+            "the PostgreSQL database that numbers the events of a journal in an object store (unset: ledger.url, if that is PostgreSQL)",
         )
     },
     also(
-        row("journal.allocator_schema", Kind::Identifier, "spice_event_registry", "the schema of its table"),
+        row(
+            "journal.allocator_schema",
+            Kind::Identifier,
+            "spice_event_registry",
+            "the PostgreSQL schema of the table that numbers the events of a journal in an object store",
+        ),
         &["EVENT_STORE_SEQUENCE_SCHEMA"],
     ),
     also(
-        row("journal.allocator_prefix", Kind::Name, "write_side", "what its rows are filed under"),
+        row(
+            "journal.allocator_prefix",
+            Kind::Name,
+            "write_side",
+            "the prefix of a journal's name in the table that numbers its events",
+        ),
         &["EVENT_STORE_SEQUENCE_HANDLER_PREFIX"],
     ),
     Setting {
@@ -330,7 +396,7 @@ const OF_EVENTS: &[Setting] = &[
             "keys.url",
             KEYS,
             "",
-            "memory:, sqlite:FILE or postgres://…: the keys of writes, and what the server itself stores; unset: the journal's database, or sqlite:server.db in data.dir if that has no transactions",
+            "the keys of writes, and what the server itself stores: memory:, sqlite:FILE or postgres://…; unset: the journal's database, or sqlite:server.db in data.dir if that has no transactions",
         )
     },
     Setting {
@@ -341,7 +407,7 @@ const OF_EVENTS: &[Setting] = &[
                 "keys.maintenance_url",
                 DATABASES,
                 "",
-                "keys.url with the role that sweeps and lists the keys of all tenants",
+                "the database of keys.url with the role that sweeps and lists the keys of all tenants",
             ),
         )
     },
@@ -366,113 +432,7 @@ const OF_EVENTS: &[Setting] = &[
         "records.accept_bypass",
         Kind::Bool,
         "false",
-        "for development: whether a role that bypasses row security may use records",
-    ),
-    row("relay.name", Kind::Name, "relay", "which relay: one of a name leads at a time"),
-    row("relay.topic", Kind::Name, "events", "where it publishes"),
-    row(
-        "relay.lease_ms",
-        int(100, 3_600_000),
-        "15000",
-        "how long the lead lasts unless it is kept; a killed relay is succeeded after that",
-    ),
-    also(
-        row(
-            "relay.lookback_s",
-            int(0, 86_400),
-            "600",
-            "object stores: how far back the relay looks for events that appear late; 0: not at all",
-        ),
-        &["EVENT_PUBLISHER_LOOKBACK_SECONDS"],
-    ),
-    also(
-        row(
-            "relay.lookback_max",
-            int(0, 100_000),
-            "50",
-            "object stores: how many events it looks at per batch; 0: none",
-        ),
-        &["EVENT_PUBLISHER_LOOKBACK_MAX_KEYS"],
-    ),
-    also(
-        row(
-            "relay.dedup_max",
-            int(0, 10_000_000),
-            "10000",
-            "object stores: how many published events the relay remembers; 0: none, and no lookback",
-        ),
-        &["EVENT_PUBLISHER_DEDUP_MAX_EVENTS"],
-    ),
-    also(
-        row(
-            "relay.dedup_checkpoint_max",
-            int(0, 100_000),
-            "2000",
-            "object stores: how many of them its checkpoint keeps over a restart; 0: none",
-        ),
-        &["EVENT_PUBLISHER_DEDUP_CHECKPOINT_MAX_EVENTS"],
-    ),
-    also(
-        row("relay.batch_max", int(1, 100_000), "1000", "how many events it reads and publishes at once"),
-        &["EVENT_PUBLISHER_BATCH_SIZE"],
-    ),
-    also(
-        row(
-            "relay.flush_max",
-            int(0, 100_000),
-            "0",
-            "after how many events it waits for acknowledgement; 0: as relay.batch_max",
-        ),
-        &["EVENT_PUBLISHER_KAFKA_FLUSH_BATCH_SIZE"],
-    ),
-    also(
-        row("relay.flush_timeout_s", int(1, 3600), "10", "how long it waits for acknowledgement"),
-        &["EVENT_PUBLISHER_KAFKA_FLUSH_TIMEOUT_SECONDS"],
-    ),
-    also(
-        row("relay.log_interval_s", int(0, 86_400), "30", "how often it logs what it did; 0: never"),
-        &["EVENT_PUBLISHER_METRICS_LOG_INTERVAL_SECONDS"],
-    ),
-    row(
-        "relay.behind_max",
-        int(1, 100_000),
-        "1000",
-        "how many aggregates may be behind before it pauses, parked ones not counted",
-    ),
-    row(
-        "relay.large_bytes",
-        int(1, 1 << 30),
-        "262144",
-        "a record of more bytes is the last of its aggregate in its flush; lower it if the topic takes less",
-    ),
-    row("relay.poll_ms", int(1, 3_600_000), "1000", "how long a journal that says nothing is left alone"),
-    row(
-        "relay.backoff_base_ms",
-        int(1, 3_600_000),
-        "200",
-        "the pause after a first failure; doubles with each",
-    ),
-    row("relay.backoff_max_ms", int(1, 86_400_000), "60000", "the longest pause"),
-    row(
-        "relay.pulse_ms",
-        int(0, 3_600_000),
-        "0",
-        "how often it tells read models, on every partition, up to when everything is there; 0: never",
-    ),
-    unset(
-        "the journal's id",
-        row(
-            "relay.source",
-            Kind::Text,
-            "",
-            "the CloudEvents source of what it publishes (unset: the journal's id)",
-        ),
-    ),
-    row(
-        "relay.schema",
-        Kind::Text,
-        "",
-        "where the payloads' schema is described (CloudEvents dataschema), for events that do not say",
+        "whether a role that bypasses row security may use records, for development",
     ),
     Setting {
         flag: Some("--bus"),
@@ -481,69 +441,10 @@ const OF_EVENTS: &[Setting] = &[
             "bus.url",
             BUSES,
             "embedded",
-            "embedded (a file in data.dir), embedded:FILE or kafka://HOST:PORT[,HOST:PORT][?property=value]",
+            "the bus: embedded (a file in data.dir), embedded:FILE or kafka://HOST:PORT[,HOST:PORT][?property=value]",
         )
     },
-    row("consumer.concurrency", int(1, 100_000), "64", "how many events are handled at once"),
-    row("consumer.workers", int(1, 1000), "1", "how many children `consume --exec` runs"),
-    row(
-        "consumer.cancel_grace_ms",
-        int(1, 3_600_000),
-        "5000",
-        "a child of `consume --exec` that does not react to a cancel for so long is killed",
-    ),
-    row("consumer.handler_timeout_ms", int(1, 86_400_000), "30000", "how long handling one event may take"),
-    row("consumer.lease_s", int(1, 86_400), "30", "how long a consumer's lease lasts unless extended"),
-    row("consumer.heartbeat_s", int(1, 86_399), "10", "how often a consumer's lease is extended"),
-    row(
-        "consumer.in_flight_max",
-        int(1, 10_000_000),
-        "4096",
-        "how many deliveries of a partition are in memory at once; beyond it the partition pauses",
-    ),
-    row(
-        "consumer.hold_ms_max",
-        int(0, 86_400_000),
-        "30000",
-        "a retry further away than this waits in the ledger, and its offset is passed",
-    ),
-    row(
-        "consumer.held_max",
-        int(1, 1_000_000_000),
-        "100000",
-        "how many events a scope may hold in the ledger; at the cap partitions pause",
-    ),
-    row("consumer.held_interval_ms", int(1, 3_600_000), "500", "how often the ledger is asked what is due"),
-    row("consumer.commit_interval_ms", int(1, 3_600_000), "500", "how often offsets are committed"),
-    row("consumer.drain_ms", int(0, 3_600_000), "20000", "how long a stop waits for what runs"),
-    row(
-        "consumer.session_timeout_ms",
-        int(100, 3_600_000),
-        "45000",
-        "after this long without a sign of life a member's partitions go to others",
-    ),
-    row(
-        "consumer.gap_timeout_ms",
-        int(1, 86_400_000),
-        "60000",
-        "strict order: how long to wait for a missing seq before the aggregate is parked",
-    ),
-    row(
-        "consumer.outage",
-        Kind::Choice(&["pause", "fail_fast", "dead_letter"]),
-        "pause",
-        "while the ledger is away: wait, end with the error, or copy what arrives to the dead-letter topic",
-    ),
-    unset(
-        "<topic>.dead",
-        row(
-            "consumer.dead_topic",
-            Kind::Name,
-            "",
-            "where dead letters are copied to (blank: <topic>.dead; a lone hyphen: nowhere)",
-        ),
-    ),
-    row("telemetry.prefix", Kind::Text, "", "put before the names of spans and metrics"),
+    row("telemetry.prefix", Kind::Text, "", "the prefix of the names of spans and metrics"),
 ];
 
 /// The setting that each scope can override; `<scope>` is the name of a scope.

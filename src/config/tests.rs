@@ -470,3 +470,19 @@ fn keys_are_where_the_journal_is_if_it_has_transactions() {
     let zero = problem(&Sources::new().env([("DATA_IDEMPOTENCY_KEY_RETENTION_DAYS", "0")]));
     assert!(zero.contains("DATA_IDEMPOTENCY_KEY_RETENTION_DAYS") && zero.contains("1 to 36500"), "{zero}");
 }
+
+/// Each is printed alone, so two with the same description do not name their subjects.
+#[test]
+fn a_description_is_of_one_setting() {
+    for (at, setting) in SETTINGS.iter().enumerate() {
+        let twin = SETTINGS[at + 1..].iter().find(|other| other.doc == setting.doc);
+        assert!(twin.is_none(), "{} and {}: {}", setting.key, twin.unwrap().key, setting.doc);
+        let nameless = ["where it", "how often it", "how long it", "how many of them", "what its"];
+        assert!(
+            !nameless.iter().any(|words| setting.doc.contains(words)),
+            "{}: {}",
+            setting.key,
+            setting.doc
+        );
+    }
+}

@@ -134,7 +134,28 @@ pub trait TransactionalBatchHandler<Tx, Args = ()>: Send + Sync + 'static {
 /// dedups on the key of the [`Run`].
 ///
 /// Implemented for `async fn(&Event, &Run) -> Handled`, and with [`Json<T>`](Json) as a third
-/// argument.
+/// argument. A unit test calls it as any other function, with [`Run::for_test`]:
+///
+/// ```
+/// use hapax::consumer::{FailedExt, Handled};
+/// use hapax::guard::Run;
+/// use hapax::ledger::{Identity, Token};
+/// use hapax::{Event, Scope};
+///
+/// async fn receipt(event: &Event, run: &Run) -> Handled {
+///     let amount: u64 = std::str::from_utf8(&event.payload).fatal()?.parse().fatal()?;
+///     println!("{amount} under {}, token {}", run.key(), run.token()); // the effect
+///     Ok(())
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> hapax::Result<()> {
+/// let paid = Event::of("order-17-paid")?.payload("7");
+/// let run = Run::for_test(Identity::new(Scope::new("receipts")?, paid.id.clone()), Token(1));
+/// assert!(receipt(&paid, &run).await.is_ok());
+/// let garbled = Event::of("order-17-paid")?.payload("seven");
+/// assert!(receipt(&garbled, &run).await.unwrap_err().is_fatal());
+/// # Ok(()) }
+/// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a leased handler",
     label = "expected `async fn(&Event, &Run) -> Handled`, or one with `Json<T>` as a third argument",
@@ -158,10 +179,13 @@ pub trait LeasedHandler<Args = ()>: Send + Sync + 'static {
 /// event, in order: an event that failed is retried or dead by itself, the others are done. An error
 /// instead of outcomes is the failure of each of them. If the handler panics, takes too long or
 /// returns another number of outcomes, nobody knows which event it was: its events then run one by
-/// one.
+/// one. A unit test makes its batch with [`LeasedEvent::new`].
 ///
 /// ```
+/// use hapax::Event;
 /// use hapax::consumer::{BatchHandled, Failed, LeasedBatchHandler, LeasedEvent};
+/// use hapax::guard::Run;
+/// use hapax::ledger::{Identity, Token};
 ///
 /// struct Index { name: String }
 ///
@@ -174,6 +198,14 @@ pub trait LeasedHandler<Args = ()>: Send + Sync + 'static {
 ///         Ok(batch.iter().map(outcome).collect())
 ///     }
 /// }
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> hapax::Result<()> {
+/// let event = Event::of("order-17-paid")?; // without a payload
+/// let run = Run::for_test(Identity::new(hapax::Scope::new("index")?, event.id.clone()), Token(1));
+/// let index = Index { name: "orders".to_owned() };
+/// let outcomes = index.handle(&[LeasedEvent::new(event, run)]).await.unwrap();
+/// assert!(outcomes[0].is_err());
+/// # Ok(()) }
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a handler of leased batches",

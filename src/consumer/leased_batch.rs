@@ -34,6 +34,13 @@ pub struct LeasedEvent {
     pub run: Run,
 }
 
+impl LeasedEvent {
+    /// An event of a batch, for the unit test of a handler. In production the consumer makes it.
+    pub fn new(event: Event, run: Run) -> Self {
+        LeasedEvent { event, run }
+    }
+}
+
 /// Runs deliveries in batches, each delivery under its own lease.
 pub(super) struct LeasedBatchWorker<H, Args> {
     context: ConsumerContext,
@@ -152,10 +159,8 @@ impl<Args: 'static, H: LeasedBatchHandler<Args>> LeasedBatchWorker<H, Args> {
     /// Calls the handler once for all, then settles each by its own outcome.
     async fn run(&self, mut claimed: Vec<Claimed<'_>>) -> Vec<Ending> {
         crate::crash_point!("consumer.after-claim");
-        let items: Vec<LeasedEvent> = claimed
-            .iter()
-            .map(|one| LeasedEvent { event: one.arrival.event.clone(), run: one.lease.info() })
-            .collect();
+        let items: Vec<LeasedEvent> =
+            claimed.iter().map(|one| LeasedEvent::new(one.arrival.event.clone(), one.lease.info())).collect();
         let began = Instant::now();
         let answer = self.call(&items, &mut claimed).await;
         let took = began.elapsed();

@@ -32,6 +32,17 @@ pub struct Run {
 }
 
 impl Run {
+    /// A first run, for the unit test of a handler. In production a claim makes it.
+    pub fn for_test(key: Identity, token: Token) -> Self {
+        Run { key, token, attempt: 1, suspect: false }
+    }
+
+    /// The same run as another attempt, counted from 1: for the unit test of a handler.
+    #[must_use]
+    pub fn at_attempt(self, attempt: u32) -> Self {
+        Run { attempt, ..self }
+    }
+
     /// The event's identity: the key to deduplicate on.
     pub fn key(&self) -> &Identity {
         &self.key

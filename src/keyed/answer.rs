@@ -10,8 +10,8 @@ pub const ANSWER_BYTES_MAX: usize = 16 << 20;
 /// The most bytes that the kept headers of an answer may have, names and values.
 pub(crate) const HEADER_BYTES_MAX: usize = 64 << 10;
 
-/// The headers of an answer that are kept, in lower case. What belongs to one exchange only is not:
-/// cookies, dates, traces, rates.
+/// The headers of an answer that are kept, in lower case. Headers that belong to a single exchange
+/// are not: cookies, dates, traces, rates.
 pub const KEPT_HEADERS: [&str; 7] =
     ["content-type", "content-encoding", "content-language", "location", "etag", "last-modified", "link"];
 

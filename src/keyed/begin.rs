@@ -41,7 +41,7 @@ pub struct Begin {
     pub tenant: Option<Tenant>,
     /// The key.
     pub key: IdempotencyKey,
-    /// What the request is.
+    /// The fingerprint of the request.
     pub fingerprint: RequestFingerprint,
     /// Makes the call repeatable after a lost acknowledgement.
     pub nonce: Nonce,
@@ -215,7 +215,7 @@ impl Decided {
 /// A person's decision about a key whose outcome is unknown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resolution {
-    /// It did not happen: the next request with the key runs it.
+    /// The write did not happen: the next request with the key runs it.
     Rerun,
     /// It happened, and this is its answer.
     Answer(Answer),

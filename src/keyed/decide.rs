@@ -33,8 +33,8 @@ pub(crate) struct Row {
     pub held_until: Time,
     /// Its last run was released, or decided about: the nonce of that run begins nothing any more.
     pub ended: bool,
-    /// A run of it failed, or never ended, and so may have done something: the key belongs to that
-    /// request for good.
+    /// Whether a run of it failed or never ended, and so may have had an effect: the key then
+    /// belongs to that request for good.
     pub bound: bool,
     pub settled: Option<Settled>,
     /// The last decision of a person about it.
@@ -45,12 +45,12 @@ pub(crate) struct Row {
 #[derive(Debug, Clone)]
 pub(crate) struct Settled {
     pub at: Time,
-    /// What the retention counts from.
+    /// The time from which the retention counts.
     pub aged_from: Time,
     pub answer: Answer,
 }
 
-/// What to do for a request.
+/// How to answer a request.
 #[derive(Debug)]
 pub(crate) enum Decision {
     /// Store a new row.
@@ -174,8 +174,8 @@ impl Row {
         self.settled = Some(Settled { at: now, aged_from, answer: answer.clone() });
     }
 
-    /// Ends the run. A `token` that was never used before fences whoever had the lease: a heartbeat that
-    /// comes late revives nothing, and neither does a late copy of its begin.
+    /// Ends the run. A `token` that was never used before fences the holder of the lease: neither a
+    /// late heartbeat nor a late copy of its begin revives the run.
     pub(crate) fn release(&mut self, of: &KeyLease, ended: Ended, token: Token, now: Time) -> Result<()> {
         self.must_run(of)?;
         self.token = token;
@@ -219,8 +219,8 @@ impl Row {
         }
     }
 
-    /// Stores a person's decision, under a `token` that was never used before: whoever had the lease
-    /// can neither extend it nor store an answer of its own.
+    /// Stores a person's decision, under a `token` that was never used before: the holder of the
+    /// lease can neither extend it nor store an answer.
     pub(crate) fn resolve(
         &mut self,
         of: &KeyLease,

@@ -1,4 +1,4 @@
-//! What makes two requests the same request.
+//! Fingerprints: they tell whether two requests are the same.
 
 use sha2::{Digest as _, Sha256};
 
@@ -12,7 +12,7 @@ const NAME_BYTES_MAX: usize = 128;
 /// The parts of a request that must be the same under one key.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RequestParts<'r> {
-    /// Who asks.
+    /// The caller.
     pub principal: Option<&'r str>,
     /// The method.
     pub method: &'r str,
@@ -31,8 +31,8 @@ pub struct RequestParts<'r> {
 
 /// The fingerprint of a request, with a hash for each of its parts that can say which one differs.
 ///
-/// All hashes are keyed with the store's secret, so that nobody who sees them can try out likely
-/// bodies.
+/// All hashes are keyed with the store's secret, so that likely bodies cannot be tried against
+/// them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestFingerprint {
     /// The hash of everything.

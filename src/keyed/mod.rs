@@ -230,29 +230,32 @@ pub struct KeysInfo {
 ///    of concurrent `begin`s one is `First`.
 /// 2. Keys are unique for each tenant. Equal keys of two tenants never meet, and one tenant learns
 ///    nothing of the other's.
-/// 3. A key that belongs to another request (other fingerprint) is a `Mismatch`, whatever its state but
-///    that of clause 8. It says which parts differ, and nothing of the stored request or answer.
+/// 3. A key that belongs to another request (other fingerprint) is a `Mismatch`, whatever its state
+///    but that of clause 8. It says which parts differ, and reveals nothing else of the stored
+///    request or answer.
 /// 4. A key with an answer is `Done` with the original answer, byte for byte, for the whole
 ///    retention.
 /// 5. `finish`, `extend` and `release` carry the token. A stale token changes nothing and gets
-///    `Fenced`. Finishing again with the token that finished is Ok and changes nothing. A release and
-///    a person's decision end the token too, and the nonce of its `begin`: a copy of that call which
-///    comes late changes nothing, and gets the key's current state, or `Running`; never `First`.
+///    `Fenced`. Finishing again with the token that finished is Ok and changes nothing. A release
+///    and a person's decision also end the token, and the nonce of its `begin`: a late copy of that
+///    call changes nothing, and gets the key's current state, or `Running`; never `First`.
 /// 6. The same `begin` again, under its nonce, gets the same token while it runs, and its own answer
 ///    (`mine`) once it is done. So a lost acknowledgement is resolved by repeating the call.
 /// 7. Leases end by the store's clock. After that, `rerun` makes the next `begin` `First` with a
 ///    higher token; under `hold` it is `OutcomeUnknown` until `resolve` or the time limit decides.
 ///    Who decided, and why, is stored in the same step.
 /// 8. A run that ended without an answer is released: one that did nothing can run again at once,
-///    one whose outcome is unknown follows `after_failure`. A key whose every run did nothing belongs to
-///    nobody: the next request may be another. A run that failed, or whose lease has ended, binds it.
-/// 9. A sweep forgets keys that were settled longer ago than the retention, and no running or held
-///    key. It remembers up to when it has forgotten (the horizon): a UUIDv7 key from before it that
-///    is not found is `Expired`, never `First`, whatever the store's clock says by then. So a UUIDv7 key
-///    from a clock that is ahead is kept until its own time is older than the retention; one that is not
-///    found and says a time more than 28 days ahead of the store's is `Ahead`, and never begun. For other
-///    keys protection ends with the retention. The horizon never goes back. A sweep that returns has
-///    forgotten all of it, or did nothing (`skipped`), or is an error; no request keeps it from that.
+///    one whose outcome is unknown follows `after_failure`. If no run of a key did anything, the
+///    key is free: the next request may be another. A run that failed, or whose lease has ended,
+///    binds the key to its request.
+/// 9. A sweep removes keys that were settled longer ago than the retention, and no running or held
+///    key. It stores up to which time it has removed keys (the horizon): a UUIDv7 key from before
+///    the horizon that is not found is `Expired`, never `First`, whatever the store's clock says
+///    later. So a UUIDv7 key from a clock that is ahead is kept until its own time is older than
+///    the retention; one that is not found and whose time is more than 28 days ahead of the store's
+///    is `Ahead`, and never begun. For other keys protection ends with the retention. The horizon
+///    never goes back. A sweep has removed all of them when it returns, or did nothing (`skipped`),
+///    or is an error; requests do not prevent it.
 /// 10. `get`, `entry` and `list` change nothing.
 /// 11. Bad input is refused with a sentence and changes nothing. The nil UUID is not a tenant.
 /// 12. In a caller's transaction, a key and its answer appear with the commit and never existed after
@@ -274,8 +277,9 @@ pub trait Keys: fmt::Debug + Send + Sync + 'static {
     /// Ends a run without an answer. `Fenced`: the lease was lost, and nothing was changed.
     async fn release(&self, of: &KeyLease, ended: Ended) -> Result<()>;
 
-    /// What is known about a key. `Unknown` and `Free` are said only while no open transaction has begun
-    /// it: if that cannot be found out in time, this is [`Error::Contended`](crate::Error::Contended).
+    /// What is known about a key. `Unknown` and `Free` are returned only if no open transaction has
+    /// begun it: if that cannot be determined in time, this is
+    /// [`Error::Contended`](crate::Error::Contended).
     async fn get(&self, tenant: Option<&Tenant>, key: &IdempotencyKey) -> Result<KeyStatus>;
 
     /// Decides about a key whose outcome is unknown, for an operator. The token is that of

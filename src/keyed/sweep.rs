@@ -20,7 +20,7 @@ const AT: Duration = Duration::from_hours(3);
 /// A shorter step of the clock between two sweeps is a night, and no leap.
 const LEAP_MIN: Duration = Duration::from_hours(36);
 
-/// What a sweep forgets.
+/// Which keys a sweep removes.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct KeySweep {
@@ -69,7 +69,7 @@ impl KeySweep {
 pub(crate) struct Plan {
     /// To be stored before anything is forgotten.
     pub state: SweepState,
-    /// What is older goes; `None` while the clock is in doubt.
+    /// Older keys are removed; `None` while the clock is in doubt.
     pub horizon: Option<Time>,
 }
 

@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(SweepState::next(Some(state), day(9), DAY * 7).paused_until, None);
     }
 
-    /// It counts for half the retention, as a step that is no leap would.
+    /// It counts for half the retention, as a step that is not a leap would.
     #[test]
     fn t400_a_leap_within_a_pause_does_not_end_it() {
         let hour = Duration::from_hours(1);

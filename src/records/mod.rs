@@ -1,20 +1,19 @@
 //! Records: JSON objects in named modules, written with their events in one transaction.
 //!
-//! A module is made once, with the rights of an owner ([`Modules::create_module`]; `hapax modules
-//! create`). A record belongs to a tenant and a module. Each write of it, in the transaction that
-//! writes it, appends an event to the journal in the same database: aggregate `MODULE/ID`, kinds
+//! A module is created once, with the rights of an owner ([`Modules::create_module`]; `hapax
+//! modules create`). A record belongs to a tenant and a module. Each write of a record appends an
+//! event to the journal in the same database, in the same transaction: aggregate `MODULE/ID`, kinds
 //! `record.created`, `record.updated` and `record.deleted`. The seq of that event is the record's
-//! version. It only ever rises, also when a deleted id is created again, so it can be the version of
-//! every read model.
+//! version. It only rises, even when a deleted id is created again, so every read model can use it
+//! as the version.
 //!
 //! Together with a [key](crate::keyed), a client's retry of a write gets the first answer: `PgKeys` and
 //! `PgRecords`, or `SqliteKeys` and `SqliteRecords`, share one database, and `create_in`, `update_in`
 //! and `delete_in` take the transaction that the key was begun in.
 //!
-//! Here are the names and the rules, which touch nothing: they check a write and make its event. The
-//! transaction, the table and the journal are the stores', and nothing here calls a bus or a ledger.
-//! The stores are
-//! [`PgRecords`](crate::backend::postgres::PgRecords) and
+//! This module has the names and the rules, which are pure: they check a write and make its event.
+//! The stores have the transaction, the table and the journal, and nothing here calls a bus or a
+//! ledger. The stores are [`PgRecords`](crate::backend::postgres::PgRecords) and
 //! [`SqliteRecords`](crate::backend::sqlite::SqliteRecords).
 #![cfg_attr(not(all(feature = "postgres", feature = "sqlite")), allow(rustdoc::broken_intra_doc_links))]
 
@@ -52,7 +51,7 @@ pub const LIST_MAX: usize = 1000;
 /// How many bytes a page of a list has: the record that reaches them is its last. So a page has less than
 /// 9 MiB, as JSON too.
 pub const LIST_BYTES_MAX: usize = 8 << 20;
-/// What a record counts on a page besides its content.
+/// How many bytes a record counts on a page, besides its content.
 pub(crate) const RECORD_BYTES: usize = 256;
 
 /// Which records to list.
@@ -166,11 +165,11 @@ impl Filling {
 ///    used up. Of many writers with one seq, one wins.
 /// 3. `create` under an id that exists is a `Conflict` with 0 and the record's seq. Of many creators of
 ///    one id, one wins.
-/// 4. A deleted record is gone: reads do not show it, writes answer `NotFound`. If its id is created
-///    again, its seq goes on where it was.
+/// 4. A deleted record is gone: reads do not show it, writes answer `NotFound`. If its id is
+///    created again, its seq continues from its last one.
 /// 5. Tenants never meet: an id, a module and a seq say nothing about the records of another tenant, and
 ///    one id in two tenants is two records.
-/// 6. An unknown module is `NotFound`, and nothing is made.
+/// 6. An unknown module is `NotFound`, and nothing is created.
 /// 7. A list is ordered by the bytes of the id. A page ends with the record that reaches the limit or
 ///    [`LIST_BYTES_MAX`]. Following `next` shows every record that was there all the time once.
 /// 8. A payload comes back as the same JSON value, its numbers digit for digit.
@@ -206,7 +205,7 @@ pub struct Module {
     pub slug: ModuleSlug,
     /// How many records it has, of all tenants; `None` if this role may not count them.
     pub records: Option<u64>,
-    /// What protects it and is not as it should be, a phrase each; empty if all is well.
+    /// What is wrong with its protection, a phrase each; empty if nothing is.
     pub problems: Vec<String>,
 }
 
@@ -217,7 +216,7 @@ impl Module {
     }
 }
 
-/// The PostgreSQL roles that work on records besides their owner.
+/// The PostgreSQL roles that work on records, other than their owner.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Roles {
     /// Reads and writes, as the tenant that each transaction names.
@@ -229,8 +228,8 @@ pub struct Roles {
 /// Makes modules and looks after them, with the rights of their owner.
 #[async_trait]
 pub trait Modules: Send + Sync {
-    /// Makes a module. False if it was there already; then nothing is changed. Safe to call at once
-    /// from many processes.
+    /// Creates a module. False if it existed already; then nothing is changed. Many processes may
+    /// call this at the same time.
     async fn create_module(&self, slug: &ModuleSlug) -> Result<bool>;
 
     /// All modules, by name.
@@ -256,18 +255,18 @@ impl OfTenant {
     }
 }
 
-/// Reads the records of all tenants: for a read model that begins, and to compare one with them.
+/// Reads the records of all tenants: to fill a new read model, and to compare one with them.
 ///
 /// Records are ordered by module, tenant and id. A page shows what is committed when it is read;
-/// following the pages shows every record that was there all the time.
+/// following the pages shows every record that existed all the time.
 #[async_trait]
 pub trait Snapshot: Send + Sync {
     /// The next records of a scan. Empty: there are no more.
     async fn snapshot(&self, scan: &Scan) -> Result<Vec<OfTenant>>;
 
-    /// The next records that were deleted and are not there, each with the seq of its deletion, after a name in
-    /// some order of its own. Empty: there are no more. Old changes of them may be published again, and a model that
-    /// knows nothing of the deletion would show them.
+    /// The next records that were deleted and do not exist now, each with the seq of its deletion,
+    /// after a name in an order of the store's own. Empty: there are no more. Their old changes may
+    /// be published again, and a model that does not know of the deletion would show them.
     async fn gone(&self, after: Option<&Name>, limit: usize) -> Result<Vec<(Name, u64)>>;
 
     /// The time by the clock of their journal, which pulses have too.

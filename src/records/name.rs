@@ -65,7 +65,8 @@ pub struct Scan {
     pub after: Option<Name>,
     /// How many at most. There are fewer if they reach [`LIST_BYTES_MAX`](super::LIST_BYTES_MAX).
     pub limit: usize,
-    /// Only records whose ids are in these [buckets](Scan::bucket). A store that cannot tell shows the others, too.
+    /// Only records whose ids are in these [buckets](Scan::bucket). A store that cannot filter by
+    /// bucket shows the others, too.
     pub buckets: Option<BTreeSet<u8>>,
 }
 
@@ -82,7 +83,7 @@ impl Scan {
         Sha256::digest(text.encode_lower(&mut Uuid::encode_buffer()).as_bytes())[0]
     }
 
-    /// Only those of some buckets, where a store can tell.
+    /// Only records of some buckets, where a store can filter by them.
     #[must_use]
     pub fn buckets(mut self, buckets: Option<BTreeSet<u8>>) -> Self {
         self.buckets = buckets;

@@ -243,7 +243,8 @@ pub fn not_yours(aggregate: &Aggregate) -> Error {
     Error::invalid("aggregate", message)
 }
 
-/// Both numbers of a conflict about a record's seq: what the writer expected, and what is there.
+/// Both numbers of a conflict about a record's seq: the one that the writer expected, and the
+/// record's.
 pub fn conflict_seqs(error: &Error) -> Option<(u64, u64)> {
     let Error::Conflict { expected, actual } = error else { return None };
     let seq = |text: &str| text.strip_prefix("seq ")?.split(' ').next()?.parse().ok();
@@ -270,7 +271,7 @@ pub(crate) enum Write<'w> {
     Delete(&'w Delete),
 }
 
-/// What a store has of a record, read under the lock of its aggregate.
+/// A stored record, read under the lock of its aggregate.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub seq: u64,
@@ -307,7 +308,7 @@ impl<'w> Write<'w> {
         aggregate_of(self.module(), self.id())
     }
 
-    /// What everybody can check before a store is asked.
+    /// Checks what needs no store.
     pub(crate) fn check(self) -> Result<Uuid> {
         if let Write::Create(create) = self
             && create.id.is_nil()
@@ -317,8 +318,8 @@ impl<'w> Write<'w> {
         tenant_id(self.tenant())
     }
 
-    /// Whether the write may happen to what is there, for an aggregate whose last seq is `head`.
-    /// `None`: there is no such record.
+    /// Whether the write is allowed on the stored record, for an aggregate whose last seq is
+    /// `head`. `None`: there is no such record.
     pub(crate) fn decide(self, found: Option<&Found>, head: u64) -> Result<()> {
         if let Some(found) = found.filter(|found| found.seq > head) {
             return Err(Error::Corrupt(format!(
@@ -337,7 +338,7 @@ impl<'w> Write<'w> {
         if found.seq == expected { Ok(()) } else { Err(conflict(expected, found.seq)) }
     }
 
-    /// When the record was created: now, unless it is there.
+    /// When the record was created: now, unless it exists already.
     pub(crate) fn created_at(found: Option<&Found>, now: Time) -> Time {
         found.map_or(now, |found| found.created_at)
     }

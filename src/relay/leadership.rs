@@ -109,7 +109,7 @@ async fn renew_once(
             Ok(Ok(())) => return Ok(sent + settings.lease - settings.margin()),
             Ok(Err(Error::Fenced { .. })) => return Err("fenced"),
             Ok(Err(error)) if Instant::now() < deadline => {
-                tracing::debug!(target: "hapax::relay", relay = %settings.name, error = %error.chain(), "the lead is not kept yet");
+                tracing::debug!(target: "hapax::relay", relay = %settings.name, error = %error.chain(), "leadership is not renewed yet");
                 sleep(pause).await;
             }
             Ok(Err(_)) | Err(_) => return Err("deadline"),

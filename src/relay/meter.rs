@@ -123,7 +123,7 @@ impl Meter {
         (state.progress.leads, state.progress.follows) = (true, false);
         state.progress.takeovers += 1;
         drop(state);
-        self.metrics.lead("taken");
+        self.metrics.leadership("acquired");
         tracing::info!(target: "hapax::relay", relay = %self.name, %position, "leads");
     }
 
@@ -132,7 +132,7 @@ impl Meter {
         (state.progress.leads, state.progress.follows) = (false, true);
         (state.oldest, state.oldest_behind, state.hole) = (None, None, None);
         drop(state);
-        self.metrics.lead(cause);
+        self.metrics.leadership(cause);
         tracing::info!(target: "hapax::relay", relay = %self.name, cause, "leadership lost");
     }
 

@@ -1,8 +1,8 @@
 //! The relay publishes a journal to a bus: every event at least once, each aggregate's in order.
 //!
 //! ```text
-//! lead ─▶ read after the checkpoint ─▶ publish in order ─▶ acknowledged ─▶ save the checkpoint ─▶ wait for more
-//!            └ without what is behind                                         └ fenced? a candidate again
+//! leadership ─▶ read after the checkpoint ─▶ publish in order ─▶ acknowledged ─▶ save the checkpoint ─▶ wait for more
+//!                  └ without what is behind                                         └ fenced? a candidate again
 //! ```
 //!
 //! The checkpoint is saved only after acknowledgement, so a crash repeats at most one batch plus

@@ -74,11 +74,11 @@ pub(super) struct Publisher {
 
 impl Publisher {
     /// Publishes events in the given order; for each aggregate, up to the first failure. Checks
-    /// `lead` before each flush. If anything is acknowledged within `patience`, leaves the rest
+    /// `leadership` before each flush. If anything is acknowledged within `patience`, leaves the rest
     /// unanswered; otherwise calls `slow` and goes on waiting.
     pub(super) async fn publish(
         &self,
-        lead: &LeadershipHeartbeat,
+        leadership: &LeadershipHeartbeat,
         events: &[Stored],
         patience: Duration,
         slow: &(dyn Fn() + Sync),
@@ -88,10 +88,10 @@ impl Publisher {
         while at < events.len() {
             let (answered, failed) = (flushed.answered, flushed.failed.len());
             let part = self.next_part(events, &mut at, &mut flushed);
-            lead.hold().await?;
+            leadership.hold().await?;
             crate::crash_point!("relay.before_publish");
             let mut under_way = UnderWay::begin(&self.bus, part);
-            let answers = self.flush(lead, &mut under_way, patience, slow).await?;
+            let answers = self.flush(leadership, &mut under_way, patience, slow).await?;
             let fault = answers.iter().find_map(|(_, answer)| {
                 answer.as_ref().err().filter(|error| !is_poison(error)).map(Error::copy)
             });
@@ -111,12 +111,12 @@ impl Publisher {
     /// their number.
     pub(super) async fn begin(
         &self,
-        lead: &LeadershipHeartbeat,
+        leadership: &LeadershipHeartbeat,
         mut events: Vec<Stored>,
     ) -> Result<(Unanswered, usize), End> {
         let mut at = 0;
         let part = self.next_part(&events, &mut at, &mut Flushed::default());
-        lead.hold().await?;
+        leadership.hold().await?;
         crate::crash_point!("relay.before_publish");
         let under_way = UnderWay::begin(&self.bus, part);
         events.truncate(at);
@@ -171,7 +171,7 @@ impl Publisher {
     /// requested.
     async fn flush(
         &self,
-        lead: &LeadershipHeartbeat,
+        leadership: &LeadershipHeartbeat,
         under_way: &mut UnderWay,
         patience: Duration,
         slow: &(dyn Fn() + Sync),
@@ -186,7 +186,7 @@ impl Publisher {
         let mut answers = Vec::with_capacity(under_way.open);
         let mut stop = self.stop.clone();
         let (mut lost, mut stopping) =
-            (pin!(lead.lost()), pin!(stopped_for(&mut stop, self.settings.flush_timeout)));
+            (pin!(leadership.lost()), pin!(stopped_for(&mut stop, self.settings.flush_timeout)));
         let mut overdue = pin!(sleep(patience));
         let (mut acknowledged, mut reported) = (false, false);
         while under_way.open > 0 {

@@ -96,7 +96,7 @@ impl RelayMeter {
         count(&key(self.prefix.as_deref(), &self.relay, PULSES, [label("outcome", outcome)]), 1);
     }
 
-    pub(crate) fn lead(&self, change: &'static str) {
+    pub(crate) fn leadership(&self, change: &'static str) {
         count(&key(self.prefix.as_deref(), &self.relay, LEADS, [label("change", change)]), 1);
     }
 

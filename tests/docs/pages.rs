@@ -94,6 +94,53 @@ fn sources() -> Vec<(String, String)> {
     files
 }
 
+/// The walk of a Kafka record says how each run of a delivery can end, and no ending more.
+#[test]
+fn the_walk_names_every_ending() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let source = std::fs::read_to_string(root.join("src/consumer/arrival.rs")).unwrap();
+    let (_, variants) = source.split_once("pub enum Ending {").expect("the endings");
+    let (variants, _) = variants.split_once("\n}").unwrap();
+    let variants = variants.lines().map(str::trim).filter(|line| line.starts_with(char::is_uppercase));
+    let variants: BTreeSet<_> = variants.map(|line| line.trim_end_matches(',')).collect();
+    let variants: BTreeSet<_> = variants.into_iter().map(|line| line.split('(').next().unwrap()).collect();
+    let page = std::fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap();
+    let (_, walk) = page.split_once("## A Kafka record, from the bus to the commit").expect("the walk");
+    let (walk, _) = walk.split_once("\n## ").unwrap();
+    let named: BTreeSet<_> =
+        walk.lines().filter_map(|line| line.strip_prefix("   - `")?.split('`').next()).collect();
+    assert_eq!(named, variants);
+}
+
+/// CONTRIBUTING.md has a row for each program of tests, and says how many there are.
+#[test]
+fn every_program_of_tests_is_listed() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = std::fs::read_to_string(root.join("CONTRIBUTING.md")).unwrap();
+    let mut count = 0;
+    for folder in ["tests", "crates/hapax-cli/tests"] {
+        for entry in std::fs::read_dir(root.join(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_str().unwrap();
+            if path.is_dir() && !path.join("main.rs").exists() {
+                continue; // what the programs share
+            }
+            let slash = if path.is_dir() { "/" } else { "" };
+            assert!(page.contains(&format!("`{folder}/{name}{slash}`")), "no row for {folder}/{name}");
+            count += 1;
+        }
+    }
+    assert!(page.contains(&format!("There are {count} programs of tests")), "there are {count}");
+}
+
+/// The promise of the README: a newcomer reads it in one go.
+#[test]
+fn the_readme_is_short() {
+    let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
+    let lines = page.lines().count();
+    assert!(lines < 150, "README.md has {lines} lines");
+}
+
 #[test]
 fn every_room_imports_only_what_it_may() {
     let rooms = rooms();

@@ -3,7 +3,7 @@
 #![cfg(feature = "testing")]
 
 use hapax::testing::journal::mutants::{JournalMutant, MutantJournalHarness};
-use hapax::testing::journal::{append, horizon, identity, lead, model, page, read, sweep};
+use hapax::testing::journal::{append, horizon, identity, leadership, model, page, read, sweep};
 
 /// Asserts that every one of the cases catches the mutant.
 macro_rules! caught {
@@ -57,9 +57,9 @@ caught!(
     stale_tokens_that_save_are_caught,
     JournalMutant::StaleTokenSaves,
     [
-        lead::j9_tokens_grow_and_stale_ones_are_fenced,
-        lead::j9_a_lead_lapses_by_the_journals_clock,
-        lead::j9_rewinding_fences_the_leader,
+        leadership::j9_tokens_grow_and_stale_ones_are_fenced,
+        leadership::j9_leadership_lapses_by_the_journals_clock,
+        leadership::j9_rewinding_fences_the_leader,
         model::model_random_commands_agree,
     ]
 );

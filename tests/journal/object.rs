@@ -401,8 +401,8 @@ async fn a_journal_in_memory_is_archived() {
     let none = archive(&journal, store.as_ref(), &archiving).await.unwrap();
     assert_eq!((none.events, none.swept), (0, 0), "nobody publishes");
     let relay = hapax::RelayName::new("main").unwrap();
-    let lead = journal.acquire_leadership(&relay, &owner, Duration::from_secs(60)).await.unwrap();
-    let Leadership::Acquired { token, .. } = lead else { panic!("{lead:?}") };
+    let answer = journal.acquire_leadership(&relay, &owner, Duration::from_secs(60)).await.unwrap();
+    let Leadership::Acquired { token, .. } = answer else { panic!("{answer:?}") };
     for (published, files, events) in [(6, 2, 6), (6, 0, 0), (10, 1, 4)] {
         let mut checkpoint = Checkpoint::start(journal.id());
         checkpoint.position = Position::of(published);

@@ -202,13 +202,13 @@ async fn a_killed_leader_is_replaced(new: impl Fn() -> Place) {
         let saved = state.checkpoint.unwrap().position.number();
         assert_eq!(saved, if point.ends_with("saved") { 2 } else { 1 }, "{point}");
         let owner = hapax::Owner::new("next").unwrap();
-        let lead = loop {
+        let begun = loop {
             match journal.acquire_leadership(&relay, &owner, Duration::from_secs(60)).await.unwrap() {
                 hapax::journal::Leadership::Acquired { checkpoint, .. } => break checkpoint,
                 _ => tokio::time::sleep(Duration::from_millis(50)).await,
             }
         };
-        assert_eq!(lead.position.number(), saved);
+        assert_eq!(begun.position.number(), saved);
     }
 }
 
@@ -218,13 +218,13 @@ async fn a_relay_is_forgotten_or_not(new: impl Fn() -> Place) {
         let place = new();
         let journal = place.open().await;
         let (relay, owner) = (hapax::RelayName::new("r").unwrap(), hapax::Owner::new("next").unwrap());
-        let lead =
+        let acquire =
             async || match journal.acquire_leadership(&relay, &owner, Duration::from_secs(60)).await.unwrap()
             {
                 hapax::journal::Leadership::Acquired { token, checkpoint } => (token, checkpoint),
                 taken => panic!("{taken:?}"),
             };
-        let (token, mut checkpoint) = lead().await;
+        let (token, mut checkpoint) = acquire().await;
         checkpoint.position = Position::of(1);
         journal.save(&relay, token, &checkpoint).await.unwrap();
         journal.release_leadership(&relay, token).await.unwrap();
@@ -237,7 +237,7 @@ async fn a_relay_is_forgotten_or_not(new: impl Fn() -> Place) {
             assert_eq!(was.checkpoint, Some(checkpoint));
             assert_eq!(journal.relays().await.unwrap(), []);
         }
-        let (next, begun) = lead().await;
+        let (next, begun) = acquire().await;
         assert!(next > token && begun.position == Position::START, "{next:?} {begun:?}");
     }
 }
@@ -317,8 +317,8 @@ async fn publish_all(journal: &dyn Journal) -> Vec<Stored> {
 /// Everything up to a position is published.
 async fn publish_to(journal: &dyn Journal, position: &Position) {
     let (relay, owner) = (hapax::RelayName::new("main").unwrap(), hapax::Owner::new("relay").unwrap());
-    let lead = journal.acquire_leadership(&relay, &owner, Duration::from_secs(60)).await.unwrap();
-    let hapax::journal::Leadership::Acquired { token, mut checkpoint } = lead else { panic!("{lead:?}") };
+    let answer = journal.acquire_leadership(&relay, &owner, Duration::from_secs(60)).await.unwrap();
+    let hapax::journal::Leadership::Acquired { token, mut checkpoint } = answer else { panic!("{answer:?}") };
     checkpoint.position = position.clone();
     journal.save(&relay, token, &checkpoint).await.unwrap();
     journal.release_leadership(&relay, token).await.unwrap();

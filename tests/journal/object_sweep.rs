@@ -18,8 +18,8 @@ use hapax::{EventId, Owner, RelayName};
 async fn publish_all(journal: &ObjectJournal) {
     let relay = RelayName::new("main").unwrap();
     let owner = Owner::new("test").unwrap();
-    let lead = journal.acquire_leadership(&relay, &owner, Duration::from_secs(60)).await.unwrap();
-    let Leadership::Acquired { token, .. } = lead else { panic!("{lead:?}") };
+    let answer = journal.acquire_leadership(&relay, &owner, Duration::from_secs(60)).await.unwrap();
+    let Leadership::Acquired { token, .. } = answer else { panic!("{answer:?}") };
     let mut checkpoint = Checkpoint::start(journal.id());
     let mut batch = journal.read(&Position::START, 1000).await.unwrap();
     while !batch.events.is_empty() || batch.at_hole {
@@ -96,7 +96,7 @@ async fn a_relay_is_seen_while_it_is_taken_over() {
     }
     publish_all(&journal).await;
     let (slow, owner) = (RelayName::new("slow").unwrap(), Owner::new("test").unwrap());
-    let lead =
+    let acquire =
         async || match journal.acquire_leadership(&slow, &owner, Duration::from_secs(60)).await.unwrap() {
             Leadership::Acquired { token, checkpoint } => (token, checkpoint),
             taken => panic!("{taken:?}"),
@@ -104,7 +104,7 @@ async fn a_relay_is_seen_while_it_is_taken_over() {
     let mut checkpoint = Checkpoint::start(journal.id());
     checkpoint.position = journal.read(&Position::START, 2).await.unwrap().next;
     for part in ["relay/slow/", ".lead", ".save."] {
-        let (token, _) = lead().await;
+        let (token, _) = acquire().await;
         journal.save(&slow, token, &checkpoint).await.unwrap();
         journal.release_leadership(&slow, token).await.unwrap();
         store.miss(part, 3);
@@ -115,7 +115,7 @@ async fn a_relay_is_seen_while_it_is_taken_over() {
         assert_eq!(journal.relays().await.unwrap().len(), 2, "{part}");
     }
     store.miss(".save.", 1);
-    let (token, begun) = lead().await;
+    let (token, begun) = acquire().await;
     assert_eq!((begun, store.to_miss()), (checkpoint, 0));
     journal.release_leadership(&slow, token).await.unwrap();
     store.miss("relay/", usize::MAX);

@@ -146,8 +146,8 @@ async fn a_role_with_the_documented_grants_relays_and_sweeps() {
     checked.migrate = hapax::config::Migrate::Check;
     let journal = PgJournal::with_pool(its.connect(&url()).await.unwrap(), checked).await.unwrap();
     let (name, by) = (RelayName::new("main").unwrap(), Owner::new("ada").unwrap());
-    let lead = journal.acquire_leadership(&name, &by, Duration::from_secs(60)).await.unwrap();
-    let Leadership::Acquired { token, mut checkpoint } = lead else { panic!("{lead:?}") };
+    let answer = journal.acquire_leadership(&name, &by, Duration::from_secs(60)).await.unwrap();
+    let Leadership::Acquired { token, mut checkpoint } = answer else { panic!("{answer:?}") };
     let batch = journal.read(&Position::START, 10).await.unwrap();
     assert_eq!(batch.events.len(), 2);
     journal.wait(&batch.next, Duration::from_millis(1)).await.unwrap();
@@ -174,17 +174,17 @@ async fn three_published() -> (PgJournal, RelayName, Token, Checkpoint) {
     let journal = journal().await;
     let _ = journal.append(&append("a", Expected::New, &["a1", "a2", "a3"])).await.unwrap();
     let (name, by) = (RelayName::new("main").unwrap(), Owner::new("ada").unwrap());
-    let lead = journal.acquire_leadership(&name, &by, Duration::from_secs(60)).await.unwrap();
-    let Leadership::Acquired { token, mut checkpoint } = lead else { panic!("{lead:?}") };
+    let answer = journal.acquire_leadership(&name, &by, Duration::from_secs(60)).await.unwrap();
+    let Leadership::Acquired { token, mut checkpoint } = answer else { panic!("{answer:?}") };
     checkpoint.position = Position::of(3);
     journal.save(&name, token, &checkpoint).await.unwrap();
     (journal, name, token, checkpoint)
 }
 
-/// A sweep that takes long, here because a row that it removes is locked, keeps the relay neither from its lead nor from its
-/// checkpoint. Only what would put a relay back waits for it.
+/// A sweep that takes long, here because a row that it removes is locked, keeps the relay neither from its leadership nor
+/// from its checkpoint. Only what would put a relay back waits for it.
 #[tokio::test]
-async fn t82_a_slow_sweep_costs_no_relay_its_lead() {
+async fn t82_a_slow_sweep_costs_no_relay_its_leadership() {
     let (journal, name, token, checkpoint) = three_published().await;
     let s = journal.schema().to_owned();
     let mut foreign = journal.pool().begin().await.unwrap();

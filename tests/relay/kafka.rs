@@ -138,7 +138,7 @@ async fn played() -> bool {
     let mut settings = relay_settings(&topic);
     settings.owner = Some(Owner::new(std::env::var("RELAY_OWNER").unwrap()).unwrap());
     if place.starts_with("s3:") {
-        // Each step is several requests. A relay that loses its lead repeats a batch, too, which is not what these tests count.
+        // Each step is several requests. A relay that loses leadership repeats a batch, too, which is not what these tests count.
         settings.lease = Duration::from_secs(6);
     }
     let journal = open_journal(&place).await;

@@ -672,7 +672,7 @@ fn the_configuration_has_the_same_defaults() {
 }
 
 #[tokio::test]
-async fn whoever_lost_the_lead_saves_nothing_and_is_a_candidate_again() {
+async fn whoever_lost_leadership_saves_nothing_and_is_a_candidate_again() {
     let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
     fill(&*journal, 2, 10).await;
     bus.silence(true);
@@ -918,10 +918,10 @@ fn mutants_are_caught() {
     }
 }
 
-/// A relay is told to stop while it asks for the lead, and the answer is that it has it: it gives it back, and the next one leads at
+/// A relay is told to stop while it asks for leadership, and is granted it: it releases it, and the next one leads at
 /// once.
 #[tokio::test]
-async fn a_lead_that_is_granted_during_a_stop_is_given_back() {
+async fn leadership_that_is_granted_during_a_stop_is_released() {
     let journal = Arc::new(OddJournal::default());
     journal.lead_ms.store(300, Ordering::SeqCst);
     let mut settings = settings();

@@ -19,8 +19,8 @@ pub struct AnalyticsArgs {
 
 #[derive(Debug, Subcommand)]
 enum AnalyticsCommand {
-    /// Fill a second read model, compare it with the records, and put it in the place of the first, which answers
-    /// meanwhile
+    /// Build a second read model, compare it with the records, and switch to it; the first one answers
+    /// until then
     #[command(
         override_usage = "hapax analytics rebuild [OPTIONS]",
         after_help = "Examples:\n  \
@@ -32,10 +32,10 @@ enum AnalyticsCommand {
 
 #[derive(Debug, Args)]
 struct RebuildArgs {
-    /// How long nothing may happen before it is given up, and how long to look again at what differs
+    /// How long to wait without progress before giving up, and how long to recheck differences
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "60s")]
     wait: Duration,
-    /// Begin anew where an earlier rebuild did not end
+    /// Start over if an earlier rebuild did not finish
     #[arg(long)]
     anew: bool,
     /// List at most this many differences

@@ -170,9 +170,9 @@ pub enum Command {
     DemoWorker(crate::demo::WorkerArgs),
     Consume(Box<crate::consume::ConsumeArgs>),
     Produce(crate::produce::ProduceArgs),
-    /// Append events to a journal, and look into it
+    /// Append events to a journal, read, sweep and archive them
     Journal(Box<crate::journal::JournalArgs>),
-    /// Make modules of records, and see whether they are protected
+    /// Create modules of records, and check whether they are protected
     Modules(crate::modules::ModulesArgs),
     /// Publish a journal to a bus: every event at least once, each aggregate's in order
     Relay(Box<crate::relay::RelayArgs>),
@@ -182,9 +182,9 @@ pub enum Command {
     Top(crate::top::TopArgs),
     Plan(crate::plan::PlanArgs),
     Probe(Box<crate::probe::ProbeArgs>),
-    /// Ask the read model about records: each counted once, with the time up to which that holds
+    /// Query the read model of records: each record is counted once, as of a time that is shown
     Query(Box<crate::query::QueryArgs>),
-    /// Build the read model again while it answers
+    /// Rebuild the read model while it answers
     Analytics(crate::analytics::AnalyticsArgs),
     /// Prove that a read model, a search index or a cache equals the records, without pausing anything
     Verify(Box<crate::verify::VerifyArgs>),
@@ -193,23 +193,23 @@ pub enum Command {
     Explain(Box<crate::explain::ExplainArgs>),
     Stats(Box<crate::stats::StatsArgs>),
     Erase(Box<crate::erase::EraseArgs>),
-    /// Look at dead letters, run them again or drop them
+    /// List dead letters, run them again or drop them
     Dead(crate::letters::DeadArgs),
-    /// Look at events that wait behind something unresolved, and release them
+    /// List events that wait behind something unresolved, and release them
     Parked(crate::letters::ParkedArgs),
-    /// Check ledger, bus, topics, window and projection; exit 1 if a promise cannot be kept, 3 if one cannot be reached
+    /// Check ledger, bus, topics, window and projection; exit 1 if a promise cannot be kept, 3 if one of them does not answer
     Doctor(crate::doctor::DoctorArgs),
     Filter(crate::filter::FilterArgs),
-    /// Make, derive and read event ids
+    /// Generate, derive and inspect event ids
     Id(crate::id::IdArgs),
     /// Show the configuration
     Config(crate::config::ConfigArgs),
-    /// List and sweep idempotency keys; resolve those with unknown outcome
+    /// List and sweep idempotency keys; resolve those whose outcome is unknown
     Keys(Box<crate::keys::KeysArgs>),
     Completions(crate::completions::CompletionsArgs),
     /// Inspect and maintain a ledger
     Ledger(crate::ledger::LedgerArgs),
-    /// Make, list, rotate and revoke the API tokens of the server
+    /// Create, list, rotate and revoke the server's API tokens
     Token(crate::token::TokenArgs),
     /// Show who did what on the server, and why
     Audit(crate::token::AuditArgs),

@@ -21,7 +21,7 @@ pub enum Log {
     Warn,
     /// Also what was done
     Info,
-    /// Also how
+    /// Also how it was done
     Debug,
 }
 

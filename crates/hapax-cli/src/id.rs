@@ -20,7 +20,7 @@ pub struct IdArgs {
 
 #[derive(Debug, Subcommand)]
 enum IdCommand {
-    /// Make new ids (UUIDv7, increasing)
+    /// Generate new ids (UUIDv7, increasing)
     #[command(after_help = "Example: hapax id make --count 3")]
     Make {
         /// How many ids
@@ -32,7 +32,7 @@ enum IdCommand {
     Derive {
         /// A UUID, or any text
         namespace: EventId,
-        /// The parts that identify it
+        /// The parts that identify the event
         #[arg(required = true)]
         parts: Vec<String>,
     },

@@ -6,12 +6,16 @@ use std::collections::BTreeMap;
 use clap::{Args, Subcommand};
 use hapax::ledger::{Entry, Filter, Identity, Intervention, State};
 use hapax::{Aggregate, Error, Ledger, Scope, Tenant};
+use serde_json::json;
 
 use crate::cli::Global;
 use crate::failure::Failure;
-use crate::ledger::act::{ChangeArgs, Target, Wanted, carry_out, each_entry, targets};
-use crate::ledger::look::{PageArgs, ShowArgs, WhichArgs, list_page, show_if};
+use crate::ledger::act::{ChangeArgs, Target, Wanted, carry_out, each_entry, targets, targets_in};
+use crate::ledger::look::{PageArgs, ShowArgs, WhichArgs, list_page, or_dash, show_if};
 use crate::ledger::open;
+use crate::print;
+use crate::reasons::Groups;
+use crate::select::Part;
 
 /// How many entries to read at a time.
 const PAGE: usize = 500;
@@ -26,7 +30,7 @@ pub struct DeadArgs {
 enum DeadCommand {
     /// List dead letters, each with its reason
     #[command(after_help = "Example: hapax dead ls --scope mailer --topic orders --since 24h")]
-    Ls(ListArgs),
+    Ls(DeadListArgs),
     /// Show one dead letter; with --payload also its bytes and headers
     #[command(after_help = "Example: hapax dead show --scope mailer --payload order-17-paid")]
     Show(ShowArgs),
@@ -35,9 +39,9 @@ enum DeadCommand {
         after_help = "Example: hapax dead redrive --scope mailer --all --reason 'fixed in 1.4.2' --dry-run"
     )]
     Redrive(RedriveArgs),
-    /// Give up dead letters: removes their bytes, and their aggregates continue past them
+    /// Drop dead letters: their bytes are removed, and their aggregates continue past them
     #[command(after_help = "Example: hapax dead drop --scope mailer --reason 'test data' order-17-paid")]
-    Drop(ChangeArgs),
+    Drop(DropArgs),
 }
 
 #[derive(Debug, Args)]
@@ -54,8 +58,8 @@ enum ParkedCommand {
     /// Show one parked event; with --payload also its bytes and headers
     #[command(after_help = "Example: hapax parked show --scope mailer order-17-shipped")]
     Show(ShowArgs),
-    /// Run again what parked events wait behind: the dead event of their aggregate, or else
-    /// themselves
+    /// Run again what parked events wait behind: the dead event of their aggregate, or the parked
+    /// events themselves
     #[command(
         after_help = "Example: hapax parked resume --scope mailer --aggregate order-17 --all --reason 'fixed in 1.4.2'"
     )]
@@ -76,10 +80,47 @@ struct ListArgs {
 }
 
 #[derive(Debug, Args)]
+struct DeadListArgs {
+    #[command(flatten)]
+    list: ListArgs,
+    /// Count them by reason, the most frequent first: words with digits are `#` in it
+    #[arg(long, conflicts_with = "after")]
+    by_reason: bool,
+}
+
+#[derive(Debug, Args)]
+struct PatternArgs {
+    /// Only dead letters whose reason has this pattern, as `hapax dead ls --by-reason` shows it
+    #[arg(long, value_name = "P", requires = "all")]
+    pattern: Option<String>,
+}
+
+impl PatternArgs {
+    /// A pattern narrows down by itself.
+    fn check(&self, change: &ChangeArgs) -> Result<(), Failure> {
+        if self.pattern.is_some() { Ok(()) } else { change.check() }
+    }
+
+    fn part(&self) -> Part {
+        Part { pattern: self.pattern.clone(), after: None }
+    }
+}
+
+#[derive(Debug, Args)]
+struct DropArgs {
+    #[command(flatten)]
+    change: ChangeArgs,
+    #[command(flatten)]
+    of: PatternArgs,
+}
+
+#[derive(Debug, Args)]
 struct RedriveArgs {
     #[command(flatten)]
     change: ChangeArgs,
-    /// Include events whose aggregate has moved past them: they then run without order, permanently
+    #[command(flatten)]
+    of: PatternArgs,
+    /// Include events whose aggregate has moved past them: those run without their place in the order
     #[arg(long)]
     out_of_order: bool,
 }
@@ -87,17 +128,18 @@ struct RedriveArgs {
 pub async fn dead(global: &Global, args: &DeadArgs) -> Result<u8, Failure> {
     let ledger = open(global, &global.load()?).await?;
     match &args.command {
-        DeadCommand::Ls(args) => list(global, &*ledger, State::Dead, args).await,
+        DeadCommand::Ls(args) if args.by_reason => by_reason(global, &*ledger, &args.list).await,
+        DeadCommand::Ls(args) => list(global, &*ledger, State::Dead, &args.list).await,
         DeadCommand::Show(args) => show_if(global, &*ledger, args, Some(State::Dead)).await,
         DeadCommand::Redrive(args) => {
-            args.change.check()?;
-            let steps = each(&*ledger, Intervention::Redrive, &args.change).await?;
+            args.of.check(&args.change)?;
+            let steps = each(&*ledger, Intervention::Redrive, &args.change, &args.of.part()).await?;
             carry_out(global, &*ledger, steps, &args.change, args.out_of_order).await
         }
         DeadCommand::Drop(args) => {
-            args.check()?;
-            let steps = each(&*ledger, Intervention::Drop, args).await?;
-            carry_out(global, &*ledger, steps, args, false).await
+            args.of.check(&args.change)?;
+            let steps = each(&*ledger, Intervention::Drop, &args.change, &args.of.part()).await?;
+            carry_out(global, &*ledger, steps, &args.change, false).await
         }
     }
 }
@@ -125,9 +167,53 @@ async fn list(global: &Global, ledger: &dyn Ledger, state: State, args: &ListArg
     list_page(global, ledger, &filter, &args.page).await
 }
 
+/// Counts dead letters by reason.
+async fn by_reason(global: &Global, ledger: &dyn Ledger, args: &ListArgs) -> Result<u8, Failure> {
+    let mut groups = Groups::default();
+    each_entry(ledger, &[State::Dead], &args.which, |entry| groups.add(&entry)).await?;
+    let (looked, is_cut) = (groups.looked, groups.is_cut);
+    let mut groups = groups.sorted();
+    let more = is_cut || groups.len() > args.page.limit;
+    groups.truncate(args.page.limit);
+    if global.json {
+        let list = groups.iter().map(|group| {
+            json!({
+                "tenant": group.tenant.as_ref().map(Tenant::as_str), "scope": group.scope.as_str(),
+                "pattern": group.pattern, "reason": group.reason, "count": group.count,
+                "first_at": group.first_at.to_string(), "last_at": group.last_at.to_string(), "ids": group.ids,
+            })
+        });
+        print::json(&json!({"groups": list.collect::<Vec<_>>(), "looked": looked, "more": more}))?;
+        return Ok(0);
+    }
+    let rows: Vec<_> = groups
+        .iter()
+        .map(|group| {
+            [
+                group.count.to_string(),
+                or_dash(group.tenant.as_ref()),
+                group.scope.to_string(),
+                group.first_at.to_string(),
+                group.last_at.to_string(),
+                print::escaped(&group.pattern),
+            ]
+        })
+        .collect();
+    print::table(["count", "tenant", "scope", "first", "latest", "reason"], &rows)?;
+    if more {
+        print::line("there are more reasons: --limit, or a filter")?;
+    }
+    Ok(0)
+}
+
 /// An intervention in each of the chosen dead letters.
-pub async fn each(ledger: &dyn Ledger, what: Intervention, args: &ChangeArgs) -> hapax::Result<Vec<Wanted>> {
-    let targets = targets(ledger, &[State::Dead], args).await?;
+async fn each(
+    ledger: &dyn Ledger,
+    what: Intervention,
+    args: &ChangeArgs,
+    part: &Part,
+) -> hapax::Result<Vec<Wanted>> {
+    let targets = targets_in(ledger, &[State::Dead], args, part).await?;
     Ok(targets.into_iter().map(|target| Wanted::new(what, target)).collect())
 }
 

@@ -23,15 +23,15 @@ pub struct ModulesArgs {
 
 #[derive(Debug, Subcommand)]
 enum ModulesCommand {
-    /// Make a module, in the journal's database and with the rights of its owner
+    /// Create a module in the journal's database, with the rights of the database's owner
     #[command(after_help = "Examples:\n  \
         hapax modules create orders\n  \
         hapax modules create orders --journal postgres://owner@db/app --app-role app")]
     Create(CreateArgs),
-    /// List modules: how many records each has, and whether it is protected; exit 1 if one is not
+    /// List modules, their numbers of records, and whether each is protected; exit 1 if one is not
     #[command(after_help = "Example: hapax modules ls --json")]
     Ls,
-    /// Print the SQL that grants the roles of the app and of maintenance their rights
+    /// Print the SQL that grants the app role and the maintenance role their rights
     #[command(
         after_help = "Example: hapax modules grants --app-role app --maintenance-role keeper | psql -U owner app"
     )]
@@ -40,7 +40,7 @@ enum ModulesCommand {
 
 #[derive(Debug, Args)]
 struct CreateArgs {
-    /// Its name: 1 to 48 of a-z, 0-9 and _, beginning with a letter
+    /// The module's name: 1 to 48 of a-z, 0-9 and _, starting with a letter
     slug: String,
     #[command(flatten)]
     roles: RoleArgs,

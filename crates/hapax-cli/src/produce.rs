@@ -58,7 +58,7 @@ pub struct ProduceArgs {
     /// How long to keep trying while the bus is away
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = crate::cli::duration)]
     patience: Duration,
-    /// A longer line is broken
+    /// The longest line in bytes; a longer one is broken
     #[arg(long, value_name = "BYTES", default_value_t = 1024 * 1024)]
     line_bytes_max: usize,
 }

@@ -12,21 +12,21 @@ use crate::cli::{Global, between};
 use crate::failure::Failure;
 use crate::print;
 
-/// Show how many effects were not done twice, by day, layer and scope
+/// Show how many repeated effects were prevented, by day, layer and scope
 ///
-/// Counted are deliveries of events that had taken effect before, and keyed writes that were answered with the first
-/// answer. Busy, stale and dead ones are not, and nothing is counted twice: what a process that is killed had in memory,
-/// about a second, is missing. With ledger.value (such as /amount) their values are summed.
+/// It counts deliveries of events that had taken effect before, and keyed writes that got the first answer again.
+/// Deliveries that are busy, stale or dead do not count, and nothing is counted twice. The last second of a process that
+/// was killed is missing. With ledger.value (such as /amount) the values of what was prevented are summed.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: hapax stats --days 7 --set ledger.value=/amount")]
 pub struct StatsArgs {
-    /// How many days, today included
+    /// How many days to show, including today
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = between::<u16>(1, 400))]
     days: u16,
     /// Only this tenant
     #[arg(long)]
     tenant: Option<Tenant>,
-    /// Only those of no tenant
+    /// Only effects without a tenant
     #[arg(long, conflicts_with = "tenant")]
     no_tenant: bool,
     /// Only this scope

@@ -24,7 +24,7 @@ pub struct TokenArgs {
 
 #[derive(Debug, Subcommand)]
 enum TokenCommand {
-    /// Make a token; its secret is printed once, on standard output
+    /// Create a token; its secret is printed once, on standard output
     #[command(
         override_usage = "hapax token create --name <NAME> [OPTIONS]",
         after_help = "Examples:\n  \
@@ -35,13 +35,13 @@ enum TokenCommand {
     /// List tokens, without their secrets
     #[command(after_help = "Example: hapax token ls --live --json")]
     Ls(LsArgs),
-    /// End a token for good; servers notice within seconds
+    /// Revoke a token for good; servers notice within seconds
     #[command(
         override_usage = "hapax token revoke <TOKEN> [OPTIONS]",
         after_help = "Example: hapax token revoke 01kz4m8q2v7xh0cd --reason 'found in a log'"
     )]
     Revoke(RevokeArgs),
-    /// Give a token a new secret; who it is and what it may do stay the same
+    /// Give a token a new secret; its id, name and permissions stay the same
     #[command(
         override_usage = "hapax token rotate <TOKEN> [OPTIONS]",
         after_help = "Example: hapax token rotate shop --overlap 1h > shop.token"
@@ -54,10 +54,10 @@ enum TokenCommand {
 
 #[derive(Debug, Args)]
 struct CreateArgs {
-    /// Who or what uses it, for people
+    /// The token's name, for people: who or what uses it
     #[arg(long, value_name = "NAME")]
     name: String,
-    /// Whose data it may use; an admin without one operates all tenants [default: the default tenant]
+    /// The tenant whose data the token may use; an admin without one operates all tenants [default: the default tenant]
     #[arg(long, value_name = "T")]
     tenant: Option<Tenant>,
     /// Only claims and dead letters of this scope; may be repeated [default: all]
@@ -66,7 +66,7 @@ struct CreateArgs {
     /// read: look; write: also claim, append and write records; admin: also intervene
     #[arg(long, value_name = "ROLE", default_value = "write", value_parser = role)]
     role: Role,
-    /// After which time it ends by itself, for example 90d [default: never]
+    /// When the token expires, for example 90d from now [default: never]
     #[arg(long, value_name = "TIME", value_parser = crate::cli::duration)]
     expires: Option<Duration>,
     #[command(flatten)]
@@ -75,19 +75,19 @@ struct CreateArgs {
 
 #[derive(Debug, Args)]
 struct LsArgs {
-    /// Only those of this tenant
+    /// Only tokens of this tenant
     #[arg(long, value_name = "T")]
     tenant: Option<Tenant>,
-    /// Only those that are neither expired nor revoked
+    /// Only tokens that are neither expired nor revoked
     #[arg(long)]
     live: bool,
 }
 
 #[derive(Debug, Args)]
 struct RevokeArgs {
-    /// Its id, or its name if only one live token has it
+    /// The token's id, or its name if only one live token has it
     token: String,
-    /// Also end every token that it made over HTTP, or that one of those made
+    /// Also revoke every token that this one created over HTTP, and those that they created
     #[arg(long)]
     children: bool,
     #[command(flatten)]
@@ -96,9 +96,9 @@ struct RevokeArgs {
 
 #[derive(Debug, Args)]
 struct RotateArgs {
-    /// Its id, or its name if only one live token has it
+    /// The token's id, or its name if only one live token has it
     token: String,
-    /// How long the old secret stays good beside the new one [default: it ends at once]
+    /// How long the old secret stays valid next to the new one [default: it ends at once]
     #[arg(long, value_name = "TIME", value_parser = crate::cli::duration)]
     overlap: Option<Duration>,
     #[command(flatten)]
@@ -371,13 +371,13 @@ enum AuditCommand {
 
 #[derive(Debug, Args)]
 struct AuditLsArgs {
-    /// Only actions that begin with this, for example token.
+    /// Only actions whose names start with this, for example token.
     #[arg(long, value_name = "WORD")]
     action: Option<String>,
     /// Only rows before this number, for the next page
     #[arg(long, value_name = "NUMBER")]
     before: Option<i64>,
-    /// How many at most
+    /// List at most this many
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = between::<u16>(1, 1000))]
     limit: u16,
 }

@@ -21,7 +21,7 @@ pub struct VerifyArgs {
 
 #[derive(Debug, Subcommand)]
 enum VerifyCommand {
-    /// Compare the read model with the records; exit 1 and list what is lost, corrupt or not there
+    /// Compare the read model with the records; exit 1 and list records that are lost or differ, and rows without a record
     #[command(
         override_usage = "hapax verify analytics [OPTIONS]",
         after_help = "Examples:\n  \
@@ -51,7 +51,7 @@ struct AnalyticsArgs {
     /// Only records of this module
     #[arg(long, value_name = "SLUG")]
     module: Option<ModuleSlug>,
-    /// How long to look again at what is still on its way
+    /// How long to recheck changes that are still on their way
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "30s")]
     wait: Duration,
     /// List at most this many differences

@@ -1,13 +1,13 @@
 //! Whether the pulses of a partition follow one another, so that nothing between them is missing.
 //!
-//! Each pulse of Debezium names the one before it. What was written between two pulses lies between them
-//! in the topic, but only if the second one follows the first: a replication slot that was created again, a
-//! past that was restored, or a snapshot that was taken twice leaves changes out without a word. A snapshot
-//! shows no deletions, so the pulses must lead from its time on.
+//! Each pulse of Debezium names the one before it. Whatever was written between two pulses is
+//! between them in the topic, but only if the second one follows the first: a replication slot that
+//! was created again, a restored database, or a snapshot that was taken twice leaves changes out
+//! without a sign. A snapshot shows no deletions, so the chain of pulses must start at its time.
 //!
-//! The first stamp of a row names none. It may come where nothing is known, and when the topic got more
-//! partitions, because those have rows of their own. Anywhere else somebody has emptied the table of pulses, and
-//! what the slot left out meanwhile is missing.
+//! The first stamp of a row names no pulse before it. That is right where no pulse is known yet,
+//! and when the topic got more partitions, because those have rows of their own. Anywhere else the
+//! table of pulses was emptied, and what the slot left out in the meantime is missing.
 
 use crate::analytics::PartitionSync;
 use crate::bus::Pulse;
@@ -27,9 +27,10 @@ pub(super) struct Chain {
 /// The last pulse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Last {
-    /// None is known. Only a snapshot can begin, or the first stamp of a row.
+    /// No pulse is known. The chain can start only with a snapshot, or with the first stamp of a
+    /// row.
     Unknown,
-    /// A gap was noted already: whatever comes goes on from there.
+    /// A gap was noted already: the chain continues from the next pulse.
     Noted,
     /// A snapshot has the pulse of this time.
     Snapshot(Time),
@@ -38,8 +39,8 @@ enum Last {
 }
 
 impl Chain {
-    /// Where a feed goes on: at the last pulse that the model has of this partition. `topic`: what it has of all
-    /// partitions of the topic.
+    /// Where a feed continues: at the model's last pulse of this partition. `topic`: its last
+    /// pulses of all partitions of the topic.
     pub(super) fn from<'p>(pulse: Option<Time>, topic: impl Iterator<Item = &'p PartitionSync>) -> Self {
         let pulses: Vec<Option<Time>> = topic.map(|of| of.pulse).collect();
         // One that has none was added, and the first stamps for it may be still to come.

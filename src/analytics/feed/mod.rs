@@ -4,12 +4,12 @@
 //! assigned ─▶ seek to where the model is ─▶ records ─▶ a block per partition ─▶ apply ─▶ commit offsets
 //! ```
 //!
-//! No ledger is asked: a change that arrives twice changes nothing the second time. Where to go on is
-//! what the model itself says, because the model may have been restored or rebuilt; the group's
-//! commits are for those who look at the lag. A new model begins with the records as they are
-//! ([`Feed::with_snapshot`]), because retention may have removed their events. What is missing later
-//! (retention removed it before it was read, or the topic was created again) is noted as rejected, which
-//! holds `lastSyncAt` back for everybody.
+//! No ledger is needed: a change that arrives twice changes nothing the second time. The model
+//! itself says where to continue, because it may have been restored or rebuilt; the group's commits
+//! only show the lag. A new model starts with a copy of the records ([`Feed::with_snapshot`]),
+//! because retention may have removed their events. What is missing later (retention removed it
+//! before it was read, or the topic was created again) is noted as rejected, which holds
+//! `lastSyncAt` back for everybody.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

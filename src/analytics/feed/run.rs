@@ -22,11 +22,12 @@ const STOP_PATIENCE: Duration = Duration::from_secs(10);
 /// A partition that is this member's.
 struct Reading {
     assignment: Assignment,
-    /// What was read and not handed to the model.
+    /// What was read and not yet given to the model.
     block: Option<Block>,
     bytes: usize,
     chain: Chain,
-    /// Where the model was. What is rejected before it was noted by then, and may have been dropped since.
+    /// Where the model was at the start. Rejections before it were noted by then, and may have been
+    /// dropped since.
     known: i64,
 }
 
@@ -43,10 +44,10 @@ pub(super) struct Run<'f> {
     feed: &'f Feed,
     stop: watch::Receiver<bool>,
     subscriber: Box<dyn Subscriber>,
-    /// How many partitions the topic has, as far as is known.
+    /// How many partitions the topic is known to have.
     partitions: i32,
     assigned: BTreeMap<Partition, Reading>,
-    /// Partitions of which the model has not yet said where to go on; they are paused.
+    /// Paused partitions, for which the model has not yet said where to continue.
     unplaced: Vec<Assignment>,
     /// When the model is asked again.
     place_at: Option<Instant>,
@@ -133,7 +134,8 @@ impl<'f> Run<'f> {
         self.unplaced.retain(|unplaced| !assignments.contains(unplaced));
     }
 
-    /// Goes on where the model is. While the model is away, the partitions wait; the membership goes on.
+    /// Continues where the model is. While the model does not answer, the partitions wait, and the
+    /// process stays a member of the group.
     async fn on_assigned(&mut self, assignments: Vec<Assignment>) -> Result<()> {
         self.unplaced.extend(assignments);
         self.place().await
@@ -320,7 +322,7 @@ impl<'f> Run<'f> {
         waiting + applying >= self.feed.settings.buffer_bytes_max
     }
 
-    /// Reads no more while too much waits, and reads on afterwards.
+    /// Pauses reading while too much waits, and resumes afterwards.
     async fn pause_or_resume(&mut self) -> Result<()> {
         let full = self.is_full();
         if full == self.paused {
@@ -331,7 +333,8 @@ impl<'f> Run<'f> {
         if full { self.subscriber.pause(&all).await } else { self.subscriber.resume(&all).await }
     }
 
-    /// Hands what was read to the model, as a task: the membership goes on meanwhile.
+    /// Gives what was read to the model, in a task: the process stays a member of the group
+    /// meanwhile.
     fn apply(&mut self) {
         self.due = None;
         let (mut blocks, mut offsets, mut bytes) = (Vec::new(), Vec::new(), 0);

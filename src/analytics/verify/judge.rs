@@ -5,7 +5,7 @@ use std::fmt;
 use crate::analytics::{Row, Version};
 use crate::clock::Time;
 
-/// What a read model has wrong about a record.
+/// How a read model differs from a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Difference {
@@ -95,8 +95,7 @@ impl fmt::Display for Shown {
     }
 }
 
-/// What was seen of a record that differs. Once `lastSyncAt` has passed its time, the model must have got
-/// there.
+/// How a record differed. Once `lastSyncAt` has passed its time, the model must have caught up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Note {
     /// After the source was read, by the source's clock.

@@ -166,7 +166,7 @@ impl Wanted {
     }
 }
 
-/// What both sides have of the wanted rows.
+/// What both sides have for the rows in question.
 struct Seen {
     last_sync_at: Option<Time>,
     model: BTreeMap<Uuid, Row>,

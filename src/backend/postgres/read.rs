@@ -269,7 +269,7 @@ pub(super) async fn probe(inner: &Inner) -> Result<()> {
 
 pub(super) async fn get(inner: &Inner, identity: &Identity, time: Option<Time>) -> Result<Option<Entry>> {
     let week = Week::route(inner.settings.ledger.identity, &identity.id, time)?;
-    let found = if inner.database.pooled() {
+    let found = if inner.database.needs_transaction() {
         find(inner, &mut *inner.begin().await?, identity, week, false).await?
     } else {
         // A single query needs no transaction, which saves two round trips.

@@ -15,16 +15,16 @@ pub(super) type Names = (Option<Tenant>, Scope);
 
 /// A scope: by its index among the requested names, or by its number.
 #[derive(Debug, Clone, Copy)]
-enum Of {
+enum ScopeRef {
     Place(usize),
     Number(i32),
 }
 
-impl Of {
+impl ScopeRef {
     fn arg(self) -> i64 {
         match self {
-            Of::Place(place) => place as i64 + 1,
-            Of::Number(number) => -i64::from(number),
+            ScopeRef::Place(place) => place as i64 + 1,
+            ScopeRef::Number(number) => -i64::from(number),
         }
     }
 }
@@ -35,19 +35,19 @@ pub(super) struct Wants {
     scopes: Vec<Names>,
     places: HashMap<Names, usize>,
     weeks: BTreeSet<Week>,
-    rows: Vec<(Of, Week, Vec<u8>)>,
-    heads: Vec<(Of, Aggregate)>,
+    rows: Vec<(ScopeRef, Week, Vec<u8>)>,
+    heads: Vec<(ScopeRef, Aggregate)>,
 }
 
 impl Wants {
-    fn place(&mut self, identity: &Identity) -> Of {
+    fn place(&mut self, identity: &Identity) -> ScopeRef {
         let names = (identity.tenant.clone(), identity.scope.clone());
         if let Some(place) = self.places.get(&names) {
-            return Of::Place(*place);
+            return ScopeRef::Place(*place);
         }
         self.scopes.push(names.clone());
         self.places.insert(names, self.scopes.len() - 1);
-        Of::Place(self.scopes.len() - 1)
+        ScopeRef::Place(self.scopes.len() - 1)
     }
 
     /// Adds the row of an identity, and the head of the row's aggregate.
@@ -76,7 +76,7 @@ impl Wants {
         let mut wants = Wants::default();
         for key in keys {
             wants.weeks.insert(key.week);
-            wants.rows.push((Of::Number(key.scope), key.week, key.id.clone()));
+            wants.rows.push((ScopeRef::Number(key.scope), key.week, key.id.clone()));
         }
         wants
     }
@@ -117,9 +117,9 @@ impl Wants {
         }
         let numbers: Vec<Option<(i32, Time)>> =
             scopes.iter().map(|known| scope_value(known)).collect::<Result<_>>()?;
-        let number = |of: Of| match of {
-            Of::Place(place) => numbers[place].map(|(number, _)| number),
-            Of::Number(number) => Some(number),
+        let number = |of: ScopeRef| match of {
+            ScopeRef::Place(place) => numbers[place].map(|(number, _)| number),
+            ScopeRef::Number(number) => Some(number),
         };
         let mut found = Found {
             now: Time::from_micros(now),

@@ -15,8 +15,8 @@ use crate::keyed::{Answer, KEPT_HEADERS};
 /// Marks an answer that is not kept, whatever its status: the request did nothing, and the next one
 /// with the key runs. In a transaction the handler's writes are undone.
 ///
-/// For what a handler refuses before it has begun its work, because of something that is not part of
-/// the request's fingerprint, or that may be there later: a header, a missing parent.
+/// For requests that a handler refuses before it has begun its work, because of something that is
+/// not part of the request's fingerprint or that may change later: a header, a missing parent.
 ///
 /// ```
 /// use axum::{http::StatusCode, response::IntoResponse as _};
@@ -39,10 +39,10 @@ impl IntoResponseParts for NotKept {
 /// What a handler answered.
 pub(super) enum Handled {
     Answered(response::Parts, Bytes),
-    /// The body is a stream, or body or headers are larger than can be kept. What would become of it
-    /// otherwise.
+    /// The body is a stream, or body or headers are larger than can be kept. Carries the
+    /// disposition that it would otherwise have.
     TooLarge(Disposition),
-    /// The body broke off. What would become of it otherwise.
+    /// The body ended early. Carries the disposition that it would otherwise have.
     Broken(Disposition),
     /// It panicked, or was stopped.
     Ended,
@@ -90,8 +90,8 @@ impl Routed {
         Routed { by_router: of.get::<OriginalUri>().is_some(), matched: of.get::<MatchedPath>().is_some() }
     }
 
-    /// What becomes of an answer. A router's own 404 and 405 are nobody's answer: the route may be
-    /// there after the next deployment, and the retry must find it.
+    /// What becomes of an answer. A router's own 404 and 405 are not kept: the route may exist
+    /// after the next deployment, and the retry must reach it.
     ///
     /// A router that wraps the layer marks a request that has a route, so any 404 without that mark
     /// is from a fallback. Where the layer wraps the router there are no marks: only a 404 without a

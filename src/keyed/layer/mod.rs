@@ -40,21 +40,21 @@ use crate::ledger::SkipLog;
 /// Nobody waits for a running request for longer.
 const WAIT_MAX: Duration = Duration::from_hours(24);
 
-/// Who asks.
+/// The caller of a request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Caller {
     /// Whose keys and data.
     pub tenant: Option<Tenant>,
-    /// Who it is, in words that do not change between retries. A key that another principal has used
-    /// is refused, and its answer not shown.
+    /// The caller's name, which does not change between retries. A key that another principal has
+    /// used is refused, and its answer is not shown.
     pub principal: Option<String>,
 }
 
 /// The headers that identify the caller by default.
 const CREDENTIALS: [HeaderName; 3] = [AUTHORIZATION, COOKIE, HeaderName::from_static("x-api-key")];
 
-/// Whoever sends the same credentials: all values of all of these headers, byte for byte. Hashed,
-/// because nobody needs to see them.
+/// A caller is whoever sends the same credentials: all values of all of these headers, byte for
+/// byte. They are hashed, so that they are not stored.
 fn by_credentials(headers: &HeaderMap) -> Option<String> {
     let mut hash = Sha256::new();
     let mut any = false;
@@ -116,8 +116,8 @@ impl Settings {
 /// A tower layer that makes retries harmless: the first request with an `Idempotency-Key` runs, every
 /// later one gets its answer.
 ///
-/// Put it *inside* the layers that authenticate and authorise, so that nobody unauthorised learns
-/// anything about a key, and *on routes* (`route_layer`), so that only handlers are behind it.
+/// Put it *inside* the layers that authenticate and authorise, so that unauthorised callers learn
+/// nothing about a key, and *on routes* (`route_layer`), so that only handlers are behind it.
 /// Requests without the header pass, unless it is [`required`](KeyedLayer::required); GET, HEAD,
 /// OPTIONS and TRACE always pass.
 ///
@@ -141,11 +141,12 @@ impl Settings {
 /// # }
 /// ```
 ///
-/// As above, a request runs under a *lease*: its effect is elsewhere, and
+/// By default a request runs under a *lease*: its effect is elsewhere, and
 /// [`after_failure`](KeyedLayer::after_failure) says what happens if its process dies. Where the
-/// effect is in the database of the keys, make the layer [`transactional`](KeyedLayer::transactional):
-/// the handler takes its transaction (`KeyedTx`, or `KeyedSqlite`), and its writes, the key and the
-/// answer commit together before the answer is sent.
+/// effect is in the database of the keys, make the layer
+/// [`transactional`](KeyedLayer::transactional): the handler takes its transaction (`KeyedTx`, or
+/// `KeyedSqlite`), and its writes, the key and the answer commit together before the answer is
+/// sent.
 ///
 /// ```no_run
 /// use axum::{Router, http::StatusCode, routing::post};
@@ -164,12 +165,13 @@ impl Settings {
 /// # Ok(app) }
 /// ```
 ///
-/// Kept are answers of 2xx and 3xx, and definite refusals: 4xx except those about who sends it or when (401,
-/// 403, 407, 409, 412, 421, 425, 428, 429) and about how it was sent (406, 411, 413, 414, 415, 417, 426,
-/// 431): those say that nothing was done, and the next request with the key runs. So does an answer
-/// with [`NotKept`], and a router's own 404 and 405. After 408 and 5xx the next request runs again, or
-/// is held. Handlers are asked for answers without Content-Encoding; put compression outside of this
-/// layer. Errors of the layer are RFC 9457 problems with a stable `code`.
+/// Answers of 2xx and 3xx are kept, and so are definite refusals: 4xx except those about who sends
+/// the request or when (401, 403, 407, 409, 412, 421, 425, 428, 429) and about how it was sent
+/// (406, 411, 413, 414, 415, 417, 426, 431). Those mean that nothing was done, and the next request
+/// with the key runs. The same holds for an answer with [`NotKept`], and for a router's own 404 and
+/// 405. After 408 and 5xx the next request runs again, or is held. Handlers are asked for answers
+/// without Content-Encoding; put compression outside of this layer. Errors of the layer are RFC
+/// 9457 problems with a stable `code`.
 #[derive(Clone)]
 pub struct KeyedLayer<K> {
     keys: K,
@@ -269,7 +271,7 @@ impl<K: Keys + Clone> KeyedLayer<K> {
         self
     }
 
-    /// What happens to a leased request that failed or never ended.
+    /// Sets what happens to a leased request that failed or never ended.
     ///
     /// # Panics
     ///
@@ -372,8 +374,9 @@ impl<K: TransactionalKeys + Clone> KeyedLayer<K> {
     /// Runs each request in a transaction of the keys' database. A handler that fails, or answers 4xx,
     /// has its writes undone. In PostgreSQL `hapax.tenant` is the caller's tenant there, if it has one.
     ///
-    /// The handler must take the transaction (`KeyedTx`, `KeyedSqlite`). What one does elsewhere is done
-    /// again by a retry after a failure, and the log says once that a handler did not take it.
+    /// The handler must take the transaction (`KeyedTx`, `KeyedSqlite`). If it does not, its
+    /// effects are elsewhere, and a retry after a failure repeats them; the log says once that a
+    /// handler did not take the transaction.
     ///
     /// # Panics
     ///

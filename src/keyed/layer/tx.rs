@@ -310,9 +310,9 @@ impl KeyedSqlite {
     /// for something without SQL (a lock, a call of another service) keeps the file's only writer until
     /// it returns, and all other writes wait. Do that before or after.
     ///
-    /// A function that panics is [`Error::Refused`], and its transaction is rolled back. One that has not
-    /// begun when this future is dropped does not begin; one that has begun goes on to its end, and what it
-    /// writes is committed if the handler answers so.
+    /// A function that panics is [`Error::Refused`], and its transaction is rolled back. If this
+    /// future is dropped before the function has begun, it does not begin; once it has begun it
+    /// runs to its end, and its writes are committed if the handler's answer commits.
     ///
     /// [`Error::Contended`]: crate::Error::Contended
     /// [`Error::Refused`]: crate::Error::Refused

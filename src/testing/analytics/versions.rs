@@ -209,8 +209,8 @@ pub async fn m15_a_model_of_a_generation_takes_no_other(harness: &impl ReadModel
     };
     apply(&model, block([of(3, 1)])).await;
     for other in [2, 4] {
-        let told = model.apply(&[block([of(other, 1), of(other, 2)])]).await;
-        assert!(matches!(&told, Err(Error::Schema(_))), "{told:?}");
+        let refused = model.apply(&[block([of(other, 1), of(other, 2)])]).await;
+        assert!(matches!(&refused, Err(Error::Schema(_))), "{refused:?}");
     }
     assert_eq!(shown(&model).await, [(1, 1, "{}".to_owned())], "nothing of another is in it");
     drop(model);

@@ -71,11 +71,11 @@ macro_rules! __journal_cases {
                 j14_what_is_acknowledged_is_within_the_horizon
                 j14_a_horizon_holds_while_writers_run
             }
-            lead {
+            leadership {
                 j9_one_of_two_leads
                 j9_tokens_grow_and_stale_ones_are_fenced
-                j9_a_lead_lapses_by_the_journals_clock
-                j9_a_lead_that_is_kept_does_not_lapse
+                j9_leadership_lapses_by_the_journals_clock
+                j9_leadership_that_is_renewed_does_not_lapse
                 j9_relays_of_two_names_do_not_meet
                 j9_of_many_candidates_one_leads
                 j9_rewinding_fences_the_leader

@@ -20,7 +20,7 @@ pub mod append;
 pub mod horizon;
 pub mod identity;
 pub mod input;
-pub mod lead;
+pub mod leadership;
 pub mod model;
 pub mod mutants;
 pub mod page;

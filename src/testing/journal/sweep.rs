@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::JournalHarness;
 use super::kit::{Follower, aggregate, all, append, id, open, put, seqs, until, waits, write};
-use super::lead::{at, led, must_be_fenced, save};
+use super::leadership::{acquire, at, must_be_fenced, save};
 use crate::clock::Time;
 use crate::journal::{Behind, Expected, Journal, JournalSweep, Position, RelayStore as _, Stored};
 
@@ -51,7 +51,7 @@ pub async fn j11_a_journal_that_nobody_follows_keeps_everything<H: JournalHarnes
     six(&journal).await;
     assert_eq!(journal.sweep(&dry()).await.unwrap(), 0);
     assert_eq!(journal.sweep(&any_age()).await.unwrap(), 0);
-    led(&journal, "main", "ada").await;
+    acquire(&journal, "main", "ada").await;
     assert_eq!(journal.sweep(&any_age()).await.unwrap(), 0);
     save(&journal, "other", &at(&journal, &Position::START)).await;
     assert_eq!(journal.sweep(&any_age()).await.unwrap(), 0);
@@ -69,7 +69,7 @@ pub async fn j11_only_what_every_relay_has_passed_goes<H: JournalHarness>(harnes
     assert_eq!(left(&journal).await, ["a2", "a3", "b2", "b3"]);
     assert_eq!(journal.sweep(&any_age()).await.unwrap(), 0);
     // One that begins later begins at the start, and holds everything back.
-    let (token, _) = led(&journal, "new", "ada").await;
+    let (token, _) = acquire(&journal, "new", "ada").await;
     save(&journal, "slow", &at(&journal, &events[3].position)).await;
     assert_eq!(journal.sweep(&any_age()).await.unwrap(), 0);
     let new = crate::id::RelayName::new("new").unwrap();
@@ -170,7 +170,7 @@ pub async fn j11_a_relay_that_is_forgotten_holds_nothing_back<H: JournalHarness>
     let events = six(&journal).await;
     let name = |name: &str| crate::id::RelayName::new(name).unwrap();
     save(&journal, "main", &at(&journal, &events[5].position)).await;
-    let (token, _) = led(&journal, "mian", "ada").await;
+    let (token, _) = acquire(&journal, "mian", "ada").await;
     journal.save(&name("mian"), token, &at(&journal, &events[1].position)).await.expect("it leads");
     journal.release_leadership(&name("mian"), token).await.expect("it leads");
     assert_eq!(journal.sweep(&dry()).await.unwrap(), 2);
@@ -184,7 +184,7 @@ pub async fn j11_a_relay_that_is_forgotten_holds_nothing_back<H: JournalHarness>
     assert_eq!(journal.forget_relay(&name("mian")).await.unwrap_err().code(), "not-found", "not twice");
     must_be_fenced(&journal, "mian", token).await;
     assert_eq!(journal.sweep(&any_age()).await.unwrap(), 6);
-    let (next, checkpoint) = led(&journal, "mian", "bob").await;
+    let (next, checkpoint) = acquire(&journal, "mian", "bob").await;
     assert!(next > token, "{next:?} after {token:?}");
     assert_eq!(checkpoint, crate::journal::Checkpoint::start(journal.id()));
     must_be_fenced(&journal, "mian", token).await;
@@ -196,7 +196,7 @@ pub async fn j11_a_relay_that_is_forgotten_holds_nothing_back<H: JournalHarness>
 pub async fn j11_a_relay_that_someone_leads_is_not_forgotten<H: JournalHarness>(harness: &H) {
     let journal = open(harness).await;
     let main = crate::id::RelayName::new("main").unwrap();
-    let (token, _) = led(&journal, "main", "ada").await;
+    let (token, _) = acquire(&journal, "main", "ada").await;
     let before = journal.relays().await.unwrap();
     let error = open(harness).await.forget_relay(&main).await.unwrap_err();
     assert_eq!(error.code(), "conflict", "{error}");

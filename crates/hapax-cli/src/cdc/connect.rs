@@ -257,6 +257,6 @@ mod tests {
         let properties = Properties::from([("database.password".to_owned(), "s3cret".to_owned())]);
         let refused = connect.put(&properties).await;
         assert!(!reached.is_finished(), "the password went to an address that nobody configured");
-        assert!(refused.is_err(), "a redirect is no success");
+        assert!(refused.is_err(), "a redirect is not a success");
     }
 }

@@ -31,14 +31,14 @@ enum CdcCommand {
     /// Print the connector's configuration, as Kafka Connect takes it
     #[command(after_help = "Example: hapax cdc config --journal postgres://owner@db/app > connector.json")]
     Config(ConfigArgs),
-    /// Make or change the connector, and wait until it streams; repeating it changes nothing
+    /// Create or change the connector, and wait until it streams; repeating this changes nothing
     #[command(
         override_usage = "hapax cdc apply [OPTIONS]",
         after_help = "The owner of the modules runs it: it makes the table of pulses and publishes it.\n\n\
         Example: hapax cdc apply --connect http://connect:8083 --bus kafka://broker --create 6"
     )]
     Apply(ApplyArgs),
-    /// Show connector, tasks, slot and pulses; exit 1 if changes do not flow
+    /// Show connector, tasks, slot and pulses; exit 1 if no changes arrive
     #[command(after_help = "Example: hapax cdc status --connect http://connect:8083 --json")]
     Status(ConnectArgs),
     /// Remove the connector; with --slot also its offsets and the replication slot
@@ -69,10 +69,10 @@ struct ApplyArgs {
     connect: ConnectArgs,
     #[command(flatten)]
     config: ConfigArgs,
-    /// Make the topic with this many partitions if it is missing
+    /// Create the topic with this many partitions if it does not exist
     #[arg(long, value_name = "PARTITIONS", value_parser = partitions)]
     create: Option<i32>,
-    /// How long to wait until it streams
+    /// How long to wait until the connector streams
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "2m")]
     wait: Duration,
     #[command(flatten)]
@@ -83,7 +83,7 @@ struct ApplyArgs {
 struct RemoveArgs {
     #[command(flatten)]
     connect: ConnectArgs,
-    /// Also forget where it was, and remove the replication slot: the next connector begins anew
+    /// Also remove the connector's offsets and the replication slot: the next connector starts over
     #[arg(long)]
     slot: bool,
     #[command(flatten)]

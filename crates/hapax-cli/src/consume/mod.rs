@@ -53,7 +53,7 @@ pub struct ConsumeArgs {
     /// The topic; may be repeated
     #[arg(long, required = true)]
     topic: Vec<Topic>,
-    /// Whose effect it is: consumers with the same scope share the work [default:
+    /// The scope, which names the effect: consumers with the same scope share the work [default:
     /// dedup.default_scope_id]
     #[arg(long)]
     scope: Option<Scope>,
@@ -86,13 +86,13 @@ pub struct ConsumeArgs {
     /// (consumer.handler_timeout_ms)
     #[arg(long, value_name = "TIME", value_parser = crate::cli::duration)]
     timeout: Option<Duration>,
-    /// How events of one aggregate follow each other; needs --on-dead
+    /// The order of events of one aggregate; needs --on-dead
     #[arg(long, value_enum)]
     order: Option<Order>,
-    /// What a dead event does to its aggregate's successors: park them behind it, or skip it
+    /// What becomes of later events of the aggregate when one is dead: they are parked behind it, or it is skipped
     #[arg(long, value_enum, requires = "order")]
     on_dead: Option<Dead>,
-    /// Strict order begins with this seq [default: whatever comes first]
+    /// The seq that strict order starts with [default: that of the first event]
     #[arg(long, value_name = "SEQ", requires = "order")]
     first_seq: Option<u64>,
     /// Never run an event twice: what fails is listed as lost, not retried
@@ -106,7 +106,7 @@ pub struct ConsumeArgs {
     /// A filter in front of the ledger, such as redis://localhost (window.url)
     #[arg(long, value_name = "URL")]
     window: Option<String>,
-    /// Where a group without committed offsets begins
+    /// Where a group without committed offsets starts to read
     #[arg(long, value_enum, default_value_t = From::Earliest)]
     from: From,
     /// Exit with code 0 once all partitions are read to their ends and nothing has arrived for this
@@ -119,7 +119,7 @@ pub struct ConsumeArgs {
 enum Order {
     /// Never go backwards: an event that arrives after a later one is stale
     Latest,
-    /// n+1 follows n, nothing else
+    /// After seq n comes n+1, and nothing else
     Strict,
 }
 

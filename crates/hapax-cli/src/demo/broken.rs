@@ -1,6 +1,7 @@
 //! `--break`: a ledger that forgets one of its checks, to show that the witness would notice. What the read
 //! model may forget is in `by_arrival`.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -138,6 +139,9 @@ impl Operations for Broken {
     }
     async fn stat(&self) -> Result<Stat> {
         self.inner.stat().await
+    }
+    async fn scopes(&self) -> Result<BTreeSet<Scope>> {
+        self.inner.scopes().await
     }
     async fn intervene(&self, intervene: &Intervene) -> Result<Intervened> {
         self.inner.intervene(intervene).await

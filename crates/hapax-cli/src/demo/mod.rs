@@ -87,10 +87,10 @@ pub struct DemoArgs {
     /// Break one of the checks, and see the witness notice. Exits with code 1
     #[arg(long = "break", value_enum, value_name = "CHECK")]
     broken: Option<Break>,
-    /// Serve the operator's page of this demo, with buttons that kill, freeze and cut off; orders go on arriving until Ctrl-C
+    /// Serve the operator's page of this demo, with buttons that kill, freeze and cut off; orders keep arriving until Ctrl-C
     #[arg(long)]
     page: bool,
-    /// With --page: how long orders go on arriving after the story
+    /// With --page: how long orders keep arriving after the story
     #[arg(long = "for", value_name = "TIME", requires = "page", value_parser = crate::cli::duration)]
     goes_on: Option<Duration>,
     /// With --page: the port on this machine; 0 picks a free one

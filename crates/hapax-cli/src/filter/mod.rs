@@ -81,7 +81,7 @@ pub struct FilterArgs {
     /// Append broken lines unchanged to this file, and continue
     #[arg(long, value_name = "FILE", conflicts_with = "broken")]
     broken_to: Option<PathBuf>,
-    /// A longer line is broken
+    /// The longest line in bytes; a longer one is broken
     #[arg(long, value_name = "BYTES", default_value_t = 16 * 1024 * 1024)]
     line_bytes_max: usize,
     #[command(flatten)]

@@ -41,7 +41,7 @@ pub struct AppendArgs {
     /// Where a line's aggregate is (a JSON pointer)
     #[arg(long, value_name = "POINTER", conflicts_with = "expected")]
     aggregate_at: Option<String>,
-    /// Whose data it is
+    /// The tenant whose data it is
     #[arg(long)]
     tenant: Option<Tenant>,
     /// What the aggregate's last seq must be: a number, or `new`
@@ -59,7 +59,7 @@ pub struct AppendArgs {
     /// Where the id is (a JSON pointer). A line without it is refused
     #[arg(long, value_name = "POINTER")]
     id: Option<String>,
-    /// A longer line is refused
+    /// The longest line in bytes; a longer one is refused
     #[arg(long, value_name = "BYTES", default_value_t = 1024 * 1024)]
     line_bytes_max: usize,
 }

@@ -57,7 +57,7 @@ struct ArchiveArgs {
     /// Only events appended longer ago than this
     #[arg(long, value_name = "TIME", value_parser = crate::cli::duration)]
     older_than: Duration,
-    /// Keep them in the journal too
+    /// Keep the events in the journal too
     #[arg(long)]
     keep: bool,
     /// Do not ask for confirmation

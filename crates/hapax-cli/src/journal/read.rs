@@ -20,7 +20,7 @@ pub struct ReadArgs {
     /// Start at this seq of the aggregate
     #[arg(long, value_name = "SEQ", requires = "aggregate", default_value_t = 1)]
     from: u64,
-    /// Whose data it is, with --aggregate or --id
+    /// The tenant whose data it is, with --aggregate or --id
     #[arg(long)]
     tenant: Option<Tenant>,
     /// The event with this id

@@ -101,16 +101,16 @@ async fn watch(progress: &AtomicU64, shown: bool) -> std::convert::Infallible {
 
 #[derive(Debug, Args)]
 pub struct ResolveArgs {
-    /// It did not happen: the next request with the key runs it
+    /// The write did not happen: the next request with the key runs it
     #[arg(long, conflicts_with = "answer")]
     rerun: bool,
-    /// It happened, and this is the status of its answer
+    /// The write happened, and its answer has this status
     #[arg(long, value_name = "STATUS", value_parser = between::<u16>(200, 599))]
     answer: Option<u16>,
-    /// The body of its answer
+    /// The body of the write's answer
     #[arg(long, requires = "answer", default_value = "")]
     body: String,
-    /// The Content-Type of its answer
+    /// The Content-Type of the write's answer
     #[arg(long, requires = "answer", value_name = "TYPE", default_value = "application/json")]
     content_type: String,
     /// The reason; it is stored with the key

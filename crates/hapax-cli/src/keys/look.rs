@@ -15,10 +15,10 @@ use crate::print;
 
 #[derive(Debug, Args)]
 pub struct ListArgs {
-    /// Only this tenant's
+    /// Only keys of this tenant
     #[arg(long)]
     tenant: Option<Tenant>,
-    /// Only those of no tenant
+    /// Only keys without a tenant
     #[arg(long, conflicts_with = "tenant")]
     no_tenant: bool,
     /// Only keys that have no answer

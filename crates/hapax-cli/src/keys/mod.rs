@@ -49,7 +49,7 @@ enum KeysCommand {
 /// A key and whose it is.
 #[derive(Debug, Args)]
 struct NameArgs {
-    /// The tenant (whose key)
+    /// The tenant that the key belongs to
     #[arg(long)]
     tenant: Option<Tenant>,
     /// The key, as the client sent it, without quotation marks

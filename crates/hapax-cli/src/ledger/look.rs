@@ -28,7 +28,7 @@ pub struct WhichArgs {
     /// Only this tenant
     #[arg(long)]
     pub tenant: Option<Tenant>,
-    /// Only those of no tenant; without it and --tenant those of all
+    /// Only entries without a tenant [default: of all tenants]
     #[arg(long, conflicts_with = "tenant")]
     pub no_tenant: bool,
     /// Only this aggregate
@@ -40,10 +40,10 @@ pub struct WhichArgs {
     /// Only from this partition
     #[arg(long, value_name = "N")]
     pub partition: Option<i32>,
-    /// First seen at or after: RFC 3339, or a time ago (24h)
+    /// Only entries first seen at or after this time: RFC 3339, or a time ago (24h)
     #[arg(long, value_name = "TIME")]
     pub since: Option<When>,
-    /// First seen before: RFC 3339, or a time ago (24h)
+    /// Only entries first seen before this time: RFC 3339, or a time ago (24h)
     #[arg(long, value_name = "TIME")]
     pub until: Option<When>,
     /// Only entries with this pair at the top level of their metadata

@@ -39,7 +39,7 @@ enum LedgerCommand {
         #[arg(long, value_name = "ROLE")]
         app_role: String,
     },
-    /// Check the preconditions of the promises; exit 1 if one cannot be kept
+    /// Check what the promises depend on; exit 1 if one cannot be kept
     #[command(after_help = "Example: hapax ledger check --ledger sqlite:ledger.db")]
     Check,
     /// Count entries by scope and state
@@ -68,7 +68,7 @@ enum LedgerCommand {
         after_help = "Example: hapax ledger release --scope billing --reason 'pod is gone' order-17-paid"
     )]
     Release(act::ActArgs),
-    /// Mark events as dead that have yet to run
+    /// Mark events that have not run yet as dead
     #[command(after_help = "Example: hapax ledger kill --scope billing --reason 'test data' order-17-paid")]
     Kill(act::ActArgs),
     /// Remove entries: the next delivery counts as the first, or is stale if its aggregate has

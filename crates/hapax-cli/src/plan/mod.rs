@@ -39,7 +39,7 @@ pub struct PlanArgs {
     /// The share of deliveries that repeat an event
     #[arg(long, value_name = "PERCENT", default_value = "0%", value_parser = percent)]
     duplicates: f64,
-    /// How effects are made
+    /// Which promise is kept for the effects
     #[arg(long, value_enum, default_value = "transactional")]
     mode: Mode,
     /// How many scopes handle each event
@@ -51,7 +51,7 @@ pub struct PlanArgs {
     /// The length of an aggregate's id, if events are ordered
     #[arg(long, value_name = "N", value_parser = between::<u64>(1, 1020))]
     aggregate_bytes: Option<u64>,
-    /// Claims come from a guard, over HTTP or SQL, and not from a consumer of a bus
+    /// Claims come from a guard, over HTTP or SQL, instead of from a consumer of a bus
     #[arg(long)]
     guard: bool,
     /// The busiest second, as a multiple of the average

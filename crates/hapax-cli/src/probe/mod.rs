@@ -37,12 +37,12 @@ const DRAFT: &str = "draft-ietf-httpapi-idempotency-key-header-07";
                         --count http://127.0.0.1:8080/orders"
 )]
 pub struct ProbeArgs {
-    /// Where to write, with http
+    /// The URL to write to, over HTTP
     url: String,
     /// The body of a write that succeeds
     #[arg(long, value_name = "JSON", default_value = "{}")]
     body: String,
-    /// Another body that succeeds; else the first number in the body is changed
+    /// Another body that succeeds [default: the body with its first number changed]
     #[arg(long, value_name = "JSON")]
     other_body: Option<String>,
     /// The method
@@ -54,25 +54,25 @@ pub struct ProbeArgs {
     /// A URL to read whose answer is the number of effects, or an array of them
     #[arg(long, value_name = "URL")]
     count: Option<String>,
-    /// Where in that answer they are (a JSON pointer)
+    /// Where the effects are in the answer to --count (a JSON pointer)
     #[arg(long, value_name = "POINTER", default_value = "")]
     count_at: String,
-    /// How long an effect may take until it is counted
+    /// How long to wait until an effect is counted
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
     count_wait: Duration,
     /// Another URL of the service that takes the same body: a key must not replay across both
     #[arg(long, value_name = "URL")]
     other: Option<String>,
-    /// A command (of `sh`) that kills the service and starts it again, and then ends
+    /// A shell command that kills the service, starts it again, and exits
     #[arg(long, value_name = "COMMAND")]
     restart: Option<String>,
-    /// How long the service may take until it answers again
+    /// How long to wait until the service answers again
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = duration)]
     restart_wait: Duration,
-    /// How long an answer may take
+    /// How long to wait for an answer
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     timeout: Duration,
-    /// How long all of it may take
+    /// How long the whole probe may take
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = duration)]
     within: Duration,
     #[command(flatten)]

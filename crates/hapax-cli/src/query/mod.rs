@@ -35,16 +35,16 @@ enum QueryCommand {
         hapax query records --module orders --format csv > orders.csv\n  \
         hapax query records --module orders --format parquet > orders.parquet")]
     Records(Box<RecordsArgs>),
-    /// Show how far the read model is, and what it could not read; exit 1 if there is any
+    /// Show how far the read model has got, and which changes it could not read; exit 1 if there are any
     #[command(after_help = "Example: hapax query status --json")]
     Status,
-    /// Give up a change that could not be read, so that it holds lastSyncAt back no longer
+    /// Drop a change that could not be read, so that it no longer holds back lastSyncAt
     #[command(
         override_usage = "hapax query drop --topic T --partition N --offset N\n       [OPTIONS]",
         after_help = "Example: hapax query drop --topic events --partition 3 --offset 1842"
     )]
     Drop(DropArgs),
-    /// Print the statements that make the tables of the read model
+    /// Print the statements that create the read model's tables
     #[command(
         after_help = "Example: hapax query schema --set analytics.url=clickhouse://127.0.0.1:8123/analytics"
     )]
@@ -56,13 +56,13 @@ struct RecordsArgs {
     /// The module
     #[arg(long, value_name = "SLUG")]
     module: ModuleSlug,
-    /// Whose records; without it those of no tenant
+    /// The tenant whose records to read [default: records without a tenant]
     #[arg(long, value_name = "UUID")]
     tenant: Option<Tenant>,
     /// Only records written within this time, as 7d, 24h or 90s
     #[arg(long, value_name = "TIME", value_parser = duration)]
     since: Option<Duration>,
-    /// List at most this many, up to 1000; csv and parquet have all
+    /// List at most this many, up to 1000; csv and parquet list all
     #[arg(long, value_name = "N", value_parser = between::<u16>(1, 1000))]
     limit: Option<u16>,
     /// Continue after a page, with the id printed as `more:` (with --json: `next`)
@@ -74,7 +74,7 @@ struct RecordsArgs {
     /// Wait until a write is visible: MODULE/ID@SEQ
     #[arg(long, value_name = "TOKEN")]
     after: Option<ReadToken>,
-    /// How long to wait for it
+    /// How long to wait for that write
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "5s")]
     wait: Duration,
     /// Count the records instead of listing them
@@ -83,29 +83,29 @@ struct RecordsArgs {
     /// Sum a field, as /amount; may be repeated
     #[arg(long, value_name = "FIELD")]
     sum: Vec<Field>,
-    /// Tell the least number of a field; may be repeated
+    /// Show the smallest value of a field; may be repeated
     #[arg(long, value_name = "FIELD")]
     min: Vec<Field>,
-    /// Tell the greatest number of a field; may be repeated
+    /// Show the largest value of a field; may be repeated
     #[arg(long, value_name = "FIELD")]
     max: Vec<Field>,
-    /// Count and sum for each value of a field apart
+    /// Count and sum separately for each value of a field
     #[arg(long, value_name = "FIELD")]
     group_by: Option<Field>,
-    /// How to print it [default: table, or json with --json]
+    /// How to print the answer [default: table, or json with --json]
     #[arg(long, value_name = "FORMAT", value_enum)]
     format: Option<Format>,
 }
 
 #[derive(Debug, Args)]
 struct DropArgs {
-    /// Its topic
+    /// The change's topic
     #[arg(long)]
     topic: Topic,
-    /// Its partition
+    /// The change's partition
     #[arg(long)]
     partition: i32,
-    /// Its offset
+    /// The change's offset
     #[arg(long, allow_negative_numbers = true)]
     offset: i64,
     #[command(flatten)]

@@ -80,7 +80,7 @@ struct ForgetArgs {
 struct AggregateArgs {
     /// The aggregate
     aggregate: Aggregate,
-    /// Whose data it is
+    /// The tenant whose data it is
     #[arg(long)]
     tenant: Option<Tenant>,
 }
@@ -90,7 +90,7 @@ struct ResumeArgs {
     /// The aggregate
     #[arg(required_unless_present = "all")]
     aggregate: Option<Aggregate>,
-    /// Whose data it is
+    /// The tenant whose data it is
     #[arg(long)]
     tenant: Option<Tenant>,
     /// Every parked aggregate of all tenants
@@ -104,7 +104,7 @@ struct ResumeArgs {
 struct SkipArgs {
     #[command(flatten)]
     of: AggregateArgs,
-    /// The seq that it is parked at
+    /// The seq that the aggregate is parked at
     #[arg(long)]
     seq: u64,
     /// Do not ask for confirmation

@@ -33,7 +33,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "PARTITIONS", value_parser = crate::cli::partitions)]
     create: Option<i32>,
     /// Exit with code 0 once everything appended so far is published, by this relay or by another
-    /// leading one of its name. If only parked aggregates are left, exit with code 1
+    /// of its name that leads. If only parked aggregates are left, exit with code 1
     #[arg(long)]
     once: bool,
 }

@@ -436,7 +436,7 @@ async fn live(
     Ok(response)
 }
 
-/// Sends the numbers until nobody listens, the caller is no operator any more (its token was revoked, or it
+/// Sends the numbers until nobody listens, the caller is not an operator any more (its token was revoked, or it
 /// expired, or nobody can tell), the time is over or the server stops.
 async fn feed(
     app: Shared,

@@ -51,8 +51,8 @@ fn t438_a_slot_that_is_made_anew_under_the_offsets_of_a_connector_is_told() {
     let unseen = create(&server, "orders", &json!({"n": "unseen"}));
     admin.run(&format!("select pg_create_logical_replication_slot('{slot}', 'pgoutput')"));
     create(&server, "orders", &json!({"n": "after"}));
-    let told = world.cdc(&["apply", "--wait", "30s"]);
-    println!("apply: {:?} {} {}", told.code, told.out, told.err);
+    let applied = world.cdc(&["apply", "--wait", "30s"]);
+    println!("apply: {:?} {} {}", applied.code, applied.out, applied.err);
     let status = run(&world.dir, &["cdc", "status", "--json"]).code(1).json();
     println!("{status}");
     assert!(status["flows"] == false || status["gap"].is_string(), "{status}");

@@ -26,7 +26,7 @@ enum Audited {
     In(&'static str),
     /// The ledger records it in the step that changes the entry, for whoever intervenes: `letters.rs`.
     InLedger,
-    /// It is no admin action, because.
+    /// It is not an admin action, because.
     Exempt(&'static str),
 }
 

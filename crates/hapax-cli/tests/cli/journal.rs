@@ -212,12 +212,12 @@ fn a_relay_that_leads_is_not_forgotten() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let url = format!("sqlite:{}", dir.join("own.db").display());
-    let lead = async {
+    let acquired = async {
         let journal = hapax::open::journal_with(&url, &hapax::open::OpenSettings::default()).await.unwrap();
         let (name, owner) = (hapax::RelayName::new("main").unwrap(), hapax::Owner::new("ada").unwrap());
         journal.acquire_leadership(&name, &owner, std::time::Duration::from_secs(3600)).await.unwrap();
     };
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(lead);
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(acquired);
     let ran = run(dir, &["--journal", &url, "relay", "forget", "--name", "main", "--yes"]).code(4);
     assert!(ran.err.contains("found ada, who leads it until 20"), "{}", ran.err);
 }

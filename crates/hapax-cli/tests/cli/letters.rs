@@ -232,3 +232,31 @@ fn decisions_show_first_what_they_do_to_each_event() {
     // One that is named and cannot be changed is a mistake.
     run(dir, &["dead", "redrive", "--scope", "mailer", "--reason", "r", "--yes", "a1"]).code(4);
 }
+
+/// T472: on the command line too, what few of many died of is counted, and chosen by its pattern.
+#[test]
+fn t472_dead_letters_are_counted_and_chosen_by_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let code = "raise Fatal(request['id'] + (': HTTP 402' if do == 'pay' else ': no such order'))";
+    let line = |id: &str, what: &str| format!("{{\"event_id\":\"{id}\",\"do\":\"{what}\"}}\n");
+    produce(dir, &[line("e-1001", ""), line("e-1002", "pay"), line("e-1003", "")].concat());
+    consume(dir, &Sample::Python.handler(dir, code), &[]).code(0);
+    let listed = run(dir, &["dead", "ls", "--by-reason", "--json"]).code(0).json();
+    let groups: Vec<_> = listed["groups"].as_array().unwrap().iter().collect();
+    let said: Vec<_> =
+        groups.iter().map(|group| (group["count"].as_u64(), group["pattern"].as_str())).collect();
+    assert_eq!(said, [(Some(2), Some("#: no such order")), (Some(1), Some("#: HTTP 402"))], "{listed}");
+    assert_eq!((listed["looked"].as_u64(), listed["more"].as_bool()), (Some(3), Some(false)), "{listed}");
+    let table = run(dir, &["dead", "ls", "--by-reason", "--scope", "mailer", "--limit", "1"]).code(0);
+    assert!(table.out.contains("#: no such order") && !table.out.contains("HTTP 402"), "{}", table.out);
+    assert!(table.out.contains("there are more reasons"), "{}", table.out);
+    // A pattern narrows down by itself, and is of no use beside an id.
+    let of = ["--pattern", "#: HTTP 402", "--reason", "paid otherwise", "--json"];
+    let args = [&["dead", "drop", "--all", "--yes"], &of[..]].concat();
+    assert_eq!(ids(&run(dir, &args).code(0)), ["e-1002"]);
+    run(dir, &[&["dead", "redrive", "--scope", "mailer", "e-1001"], &of[..]].concat()).code(2);
+    let args =
+        ["dead", "redrive", "--all", "--yes", "--json", "--pattern", "#: no such order", "--reason", "r"];
+    assert_eq!(ids(&run(dir, &args).code(0)), ["e-1001", "e-1003"]);
+}

@@ -23,7 +23,7 @@ fn send(server: &Server, tenant: Option<&str>, method: &str, path: &str, key: &s
     let mut headers = vec![("content-type", "application/json"), ("idempotency-key", key)];
     headers.extend(tenant.map(|tenant| ("hapax-tenant", tenant)));
     let send = || request(&server.address, method, path, &headers, body.to_string().as_bytes());
-    // As a client does: a file that others keep locked for long is no end, and the key makes a second request harmless.
+    // As a client does: if others keep the file locked for long it tries again, and the key makes a second request harmless.
     let mut answer = send();
     for _ in 0..20 {
         if answer.status != 503 {

@@ -79,9 +79,9 @@ fn name() -> RelayName {
 fn lead(dir: &Path) -> Token {
     block_on(async {
         let owner = Owner::new("somebody").unwrap();
-        let lead =
+        let answer =
             journal(dir).await.acquire_leadership(&name(), &owner, Duration::from_secs(3600)).await.unwrap();
-        let Leadership::Acquired { token, .. } = lead else { panic!("{lead:?}") };
+        let Leadership::Acquired { token, .. } = answer else { panic!("{answer:?}") };
         token
     })
 }
@@ -100,7 +100,7 @@ fn status(dir: &Path) -> serde_json::Value {
 }
 
 #[test]
-fn a_run_that_is_done_says_nothing_of_the_lead_it_has_given_up() {
+fn a_run_that_is_done_says_nothing_of_the_leadership_it_released() {
     let dir = tempfile::tempdir().unwrap();
     append(dir.path(), &[("a", "o-1", 1)]);
     for published in [1, 0] {
@@ -153,7 +153,7 @@ fn once_ends_while_another_leads_that_has_published_everything() {
         (&answer["led_by"], &answer["position"], &answer["published"]),
         (&expected.0, &expected.1, &expected.2)
     );
-    assert_eq!(status(dir)["token"], token.0, "nobody has touched the lead");
+    assert_eq!(status(dir)["token"], token.0, "nobody has touched its leadership");
 }
 
 #[test]

@@ -273,8 +273,8 @@ fn t423_a_resume_and_a_skip_are_carried_out_as_previewed() {
     assert!(ran["entries"].as_array().unwrap().iter().all(|entry| entry["id"] != "a1"), "{ran}");
     // Of two entries with one id each has a token of its own.
     let twice = json!({"scope": "mailer", "ids": ["a1", "a1"], "tokens": {"a1": 1}, "reason": "r"});
-    let told = server.post("/v1/dead/redrive", &admin, &twice).problem(400, "invalid");
-    assert!(told.contains("twice"), "{told}");
+    let refused = server.post("/v1/dead/redrive", &admin, &twice).problem(400, "invalid");
+    assert!(refused.contains("twice"), "{refused}");
 }
 
 /// T425: whoever asks over HTTP is shown no more secrets of reasons than whoever asks by the command.

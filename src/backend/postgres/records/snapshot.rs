@@ -58,8 +58,8 @@ select h.tenant::text as h_tenant, h.aggregate::text as h_aggregate, h.last as h
 where (h.tenant, h.aggregate) > ($1::text collate \"C\", $2::text collate \"C\") and h.last > 0
 order by h.tenant, h.aggregate limit $3";
 
-/// Which of these records of a module are there.
-const THERE: &str = "
+/// Which of these records of a module are stored.
+const STORED: &str = "
 select w.tenant::text as tenant, w.id::text as id from unnest($1::text[], $2::text[]) w(tenant, id)
 where exists (select from {table} r where r.tenant_id = w.tenant::uuid and r.id = w.id::uuid)";
 
@@ -69,8 +69,8 @@ from_row! { "h_",
 }
 
 from_row! {
-    /// One row of [`THERE`].
-    struct There { tenant: String, id: String }
+    /// One row of [`STORED`].
+    struct StoredName { tenant: String, id: String }
 }
 
 /// Reads the records of all tenants. Its role is the owner of the modules, or that of maintenance
@@ -176,8 +176,8 @@ impl PgSnapshot {
         Ok((last, named.collect()))
     }
 
-    /// Leaves out what is there, and what is of no module.
-    async fn without_there(
+    /// Leaves out records that are stored, and heads of no module.
+    async fn without_stored(
         &self,
         tx: &mut PgTx,
         modules: &[Known],
@@ -191,19 +191,19 @@ impl PgSnapshot {
             if ids.is_empty() {
                 continue;
             }
-            let there: Vec<There> =
-                sqlx::query_as(AssertSqlSafe(THERE.replace("{table}", &format!("module_{slug}.records"))))
+            let stored: Vec<StoredName> =
+                sqlx::query_as(AssertSqlSafe(STORED.replace("{table}", &format!("module_{slug}.records"))))
                     .persistent(false)
                     .bind(tenants)
                     .bind(ids)
                     .fetch_all(&mut **tx)
                     .await
                     .map_err(|e| fail(WHAT, e))?;
-            let there: BTreeSet<_> = there.into_iter().map(|there| (there.tenant, there.id)).collect();
-            let is_there = |name: &Name| there.contains(&(name.tenant.to_string(), name.id.to_string()));
-            gone.extend(of_module.into_iter().filter(|(name, _)| !is_there(name)).cloned());
+            let stored: BTreeSet<_> = stored.into_iter().map(|stored| (stored.tenant, stored.id)).collect();
+            let is_stored = |name: &Name| stored.contains(&(name.tenant.to_string(), name.id.to_string()));
+            gone.extend(of_module.into_iter().filter(|(name, _)| !is_stored(name)).cloned());
         }
-        // As the journal has them: who goes on after the last one misses none.
+        // In the journal's order: whoever continues after the last one misses none.
         gone.sort_by_cached_key(|(name, _)| key_of(name));
         Ok(gone)
     }
@@ -247,7 +247,7 @@ impl Snapshot for PgSnapshot {
         loop {
             let (last, heads) = self.heads(&mut tx, &from, limit).await?;
             let Some(last) = last else { return Ok(Vec::new()) };
-            let gone = self.without_there(&mut tx, &modules, heads).await?;
+            let gone = self.without_stored(&mut tx, &modules, heads).await?;
             if !gone.is_empty() {
                 return Ok(gone);
             }

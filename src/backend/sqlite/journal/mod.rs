@@ -276,10 +276,10 @@ impl RelayStore for SqliteJournal {
         lease: Duration,
     ) -> Result<Leadership> {
         let (id, relay, owner) = (Arc::clone(&self.0.id), relay.clone(), owner.clone());
-        let lead = move |tx: &mut writer::JournalTx<'_>| {
+        let acquire = move |tx: &mut writer::JournalTx<'_>| {
             relay::acquire_leadership(tx.conn, &id, &relay, &owner, lease, tx.now)
         };
-        answer(self.0.write.send(lead)).await?
+        answer(self.0.write.send(acquire)).await?
     }
 
     async fn renew_leadership(&self, relay: &RelayName, token: Token, lease: Duration) -> Result<()> {

@@ -90,7 +90,7 @@ pub(super) fn acquire_leadership(
     .and_then(|mut statement| {
         statement.execute(params![relay.as_str(), owner.as_str(), now.plus(lease).as_micros(), token.0])
     })
-    .doing("taking the lead")?;
+    .doing("acquiring leadership")?;
     Ok(Ok(Leadership::Acquired { token, checkpoint }))
 }
 

@@ -68,7 +68,7 @@ fn t79_what_is_paused_is_bounded_and_read_again() {
     fetch(&inbox, 2, 1);
     fetch(&inbox, 2, 2);
     let third = given[2].partition.clone();
-    assert_eq!(inbox.pause(&given[2..]), [third.clone()]);
+    assert_eq!(inbox.pause(&given[2..]), std::slice::from_ref(&third));
     assert_eq!(inbox.rewinds(), [(third.clone(), 1)], "behind what was delivered");
     // It is resumed before the thread could go back, and the rest of an old fetch comes in.
     inbox.resume(&given[2..]);

@@ -37,8 +37,8 @@ async fn open_ten<H: JournalHarness>(harness: &H) -> H::Journal {
     journal
 }
 
-/// Takes the lead, which must be free.
-pub(super) async fn led(journal: &impl Journal, name: &str, by: &str) -> (Token, Checkpoint) {
+/// Acquires leadership, which must be free.
+pub(super) async fn acquire(journal: &impl Journal, name: &str, by: &str) -> (Token, Checkpoint) {
     match journal.acquire_leadership(&relay(name), &owner(by), LEASE).await.expect("the journal is there") {
         Leadership::Acquired { token, checkpoint } => (token, checkpoint),
         taken @ Leadership::Taken { .. } => panic!("{by} should lead {name}, but it is {taken:?}"),
@@ -50,11 +50,11 @@ pub(super) fn at(journal: &impl Journal, position: &Position) -> Checkpoint {
     Checkpoint { position: position.clone(), ..Checkpoint::start(journal.id()) }
 }
 
-/// Saves a relay's checkpoint, and gives the lead back.
+/// Saves a relay's checkpoint, and releases leadership.
 pub(super) async fn save(journal: &impl Journal, name: &str, checkpoint: &Checkpoint) {
-    let (token, _) = led(journal, name, "a relay").await;
+    let (token, _) = acquire(journal, name, "a relay").await;
     journal.save(&relay(name), token, checkpoint).await.expect("it is saved");
-    journal.release_leadership(&relay(name), token).await.expect("it is given up");
+    journal.release_leadership(&relay(name), token).await.expect("it is released");
 }
 
 async fn state(journal: &impl Journal, name: &str) -> RelayState {
@@ -82,7 +82,7 @@ pub(super) async fn must_be_fenced(journal: &impl Journal, name: &str, token: To
 pub async fn j9_one_of_two_leads<H: JournalHarness>(harness: &H) {
     let (one, two) = (open(harness).await, open(harness).await);
     assert_eq!(one.relays().await.unwrap(), []);
-    let (token, checkpoint) = led(&one, "main", "ada").await;
+    let (token, checkpoint) = acquire(&one, "main", "ada").await;
     assert_eq!(checkpoint, Checkpoint::start(one.id()), "a new relay begins at the start");
     for journal in [&two, &one] {
         let answer = journal.acquire_leadership(&relay("main"), &owner("bob"), LEASE).await.unwrap();
@@ -94,12 +94,12 @@ pub async fn j9_one_of_two_leads<H: JournalHarness>(harness: &H) {
     assert_eq!((known.owner, known.token, known.checkpoint), (Some(owner("ada")), token, None));
     one.renew_leadership(&relay("main"), token, LEASE).await.expect("it still leads");
     one.release_leadership(&relay("main"), token).await.expect("it led");
-    led(&two, "main", "bob").await;
+    acquire(&two, "main", "bob").await;
     must_be_fenced(&one, "main", token).await;
     assert_eq!(state(&one, "main").await.owner, Some(owner("bob")));
 }
 
-/// Each lead has a higher token, across names, openings and rewinds; each older one is fenced.
+/// Each leadership has a higher token, across names, openings and rewinds; each older one is fenced.
 pub async fn j9_tokens_grow_and_stale_ones_are_fenced<H: JournalHarness>(harness: &H) {
     let journal = open_ten(harness).await;
     is_fenced(&journal.save(&relay("main"), Token(1), &at(&journal, &Position::START)).await);
@@ -107,7 +107,7 @@ pub async fn j9_tokens_grow_and_stale_ones_are_fenced<H: JournalHarness>(harness
     let mut tokens: Vec<Token> = Vec::new();
     for n in 0..5_u64 {
         let journal = open_ten(harness).await;
-        let (token, checkpoint) = led(&journal, "main", "the same owner").await;
+        let (token, checkpoint) = acquire(&journal, "main", "the same owner").await;
         assert_eq!(checkpoint.position, Position::of(n), "from where the last one had come to");
         assert!(tokens.iter().all(|before| before.0 < token.0), "{token:?} after {tokens:?}");
         for stale in &tokens {
@@ -120,14 +120,15 @@ pub async fn j9_tokens_grow_and_stale_ones_are_fenced<H: JournalHarness>(harness
     }
 }
 
-/// Who is silent loses the lead when the lease is over, not before, and the next goes on where it had come to.
-pub async fn j9_a_lead_lapses_by_the_journals_clock<H: JournalHarness>(harness: &H) {
+/// A relay that does not renew loses its leadership when the lease is over, not before, and the next one
+/// continues from its checkpoint.
+pub async fn j9_leadership_lapses_by_the_journals_clock<H: JournalHarness>(harness: &H) {
     let (one, two) = (open_ten(harness).await, open_ten(harness).await);
     let began = two.now().await.unwrap();
-    let lead = one.acquire_leadership(&relay("main"), &owner("ada"), SHORT).await.unwrap();
-    let Leadership::Acquired { token, .. } = lead else { panic!("{lead:?}") };
+    let answer = one.acquire_leadership(&relay("main"), &owner("ada"), SHORT).await.unwrap();
+    let Leadership::Acquired { token, .. } = answer else { panic!("{answer:?}") };
     one.save(&relay("main"), token, &at(&one, &Position::of(7))).await.expect("it leads");
-    let (next, checkpoint) = until("the lead to lapse", async || {
+    let (next, checkpoint) = until("leadership to lapse", async || {
         match two.acquire_leadership(&relay("main"), &owner("bob"), LEASE).await.unwrap() {
             Leadership::Acquired { token, checkpoint } => Some((token, checkpoint)),
             Leadership::Taken { by, .. } => {
@@ -145,11 +146,11 @@ pub async fn j9_a_lead_lapses_by_the_journals_clock<H: JournalHarness>(harness: 
     two.save(&relay("main"), next, &at(&two, &Position::of(8))).await.expect("the new one leads");
 }
 
-/// Who says in time that it is there leads on.
-pub async fn j9_a_lead_that_is_kept_does_not_lapse<H: JournalHarness>(harness: &H) {
+/// A relay that renews in time keeps its leadership.
+pub async fn j9_leadership_that_is_renewed_does_not_lapse<H: JournalHarness>(harness: &H) {
     let (one, two) = (open(harness).await, open(harness).await);
-    let lead = one.acquire_leadership(&relay("main"), &owner("ada"), LEASE).await.unwrap();
-    let Leadership::Acquired { token, .. } = lead else { panic!("{lead:?}") };
+    let answer = one.acquire_leadership(&relay("main"), &owner("ada"), LEASE).await.unwrap();
+    let Leadership::Acquired { token, .. } = answer else { panic!("{answer:?}") };
     let first = state(&two, "main").await.until.expect("it leads");
     let longer = LEASE * 2;
     one.renew_leadership(&relay("main"), token, longer).await.expect("it leads");
@@ -167,13 +168,13 @@ pub async fn j9_a_lead_that_is_kept_does_not_lapse<H: JournalHarness>(harness: &
     must_be_fenced(&one, "main", token).await;
 }
 
-/// Relays of two names have a lead and a checkpoint each.
+/// Relays of two names have a leadership and a checkpoint each.
 pub async fn j9_relays_of_two_names_do_not_meet<H: JournalHarness>(harness: &H) {
     let journal = open_ten(harness).await;
     let names = ["main", "Main", "m/a%in ü", &"r".repeat(255)];
     let mut tokens = Vec::new();
     for (n, name) in names.iter().enumerate() {
-        let (token, checkpoint) = led(&journal, name, "ada").await;
+        let (token, checkpoint) = acquire(&journal, name, "ada").await;
         assert_eq!(checkpoint.position, Position::START);
         journal.save(&relay(name), token, &at(&journal, &Position::of(n as u64))).await.expect("it leads");
         tokens.push(token);
@@ -201,7 +202,7 @@ pub async fn j9_of_many_candidates_one_leads<H: JournalHarness>(harness: &H) {
                 let by = owner(&format!("candidate-{n}"));
                 loop {
                     match journal.acquire_leadership(&relay("main"), &by, LEASE).await {
-                        Ok(lead) => return matches!(lead, Leadership::Acquired { .. }),
+                        Ok(answer) => return matches!(answer, Leadership::Acquired { .. }),
                         Err(error) => assert!(error.is_retryable(), "{error}"),
                     }
                 }
@@ -215,20 +216,20 @@ pub async fn j9_of_many_candidates_one_leads<H: JournalHarness>(harness: &H) {
     assert_eq!(leaders, 1);
 }
 
-/// An operator puts the checkpoint elsewhere: the leader loses its lead, the next begins there.
+/// An operator puts the checkpoint elsewhere: the leader loses its leadership, the next begins there.
 pub async fn j9_rewinding_fences_the_leader<H: JournalHarness>(harness: &H) {
     let journal = open_ten(harness).await;
     let unknown = journal.rewind(&relay("new"), &at(&journal, &Position::of(3)), None).await.unwrap();
     assert_eq!(unknown, None, "it had no checkpoint");
-    assert_eq!(led(&journal, "new", "ada").await.1.position, Position::of(3));
-    let (token, _) = led(&journal, "main", "ada").await;
+    assert_eq!(acquire(&journal, "new", "ada").await.1.position, Position::of(3));
+    let (token, _) = acquire(&journal, "main", "ada").await;
     journal.save(&relay("main"), token, &at(&journal, &Position::of(9))).await.expect("it leads");
     let was = journal.rewind(&relay("main"), &at(&journal, &Position::of(2)), None).await.unwrap();
     assert_eq!(was, Some(at(&journal, &Position::of(9))));
     must_be_fenced(&journal, "main", token).await;
     let known = state(&journal, "main").await;
     assert_eq!(known.checkpoint, Some(at(&journal, &Position::of(2))));
-    let (next, checkpoint) = led(&journal, "main", "bob").await;
+    let (next, checkpoint) = acquire(&journal, "main", "bob").await;
     assert!(next.0 > token.0);
     assert_eq!(checkpoint.position, Position::of(2));
     must_be_fenced(&journal, "main", token).await;
@@ -237,7 +238,7 @@ pub async fn j9_rewinding_fences_the_leader<H: JournalHarness>(harness: &H) {
 /// Two operators decide at once: the second gets an error and undoes nothing.
 pub async fn j9_a_rewind_from_what_is_no_longer_so_changes_nothing<H: JournalHarness>(harness: &H) {
     let journal = open_ten(harness).await;
-    let (token, _) = led(&journal, "main", "ada").await;
+    let (token, _) = acquire(&journal, "main", "ada").await;
     journal.save(&relay("main"), token, &at(&journal, &Position::of(9))).await.expect("it leads");
     let to = |n: u64| at(&journal, &Position::of(n));
     let was = journal.rewind(&relay("main"), &to(5), Some(token)).await.expect("nobody came between");
@@ -249,7 +250,7 @@ pub async fn j9_a_rewind_from_what_is_no_longer_so_changes_nothing<H: JournalHar
         assert!(error.to_string().contains(&read.0.to_string()), "{error}");
     }
     assert_eq!(journal.relays().await.unwrap(), before, "nothing is changed");
-    let (next, checkpoint) = led(&journal, "main", "bob").await;
+    let (next, checkpoint) = acquire(&journal, "main", "bob").await;
     assert_eq!(checkpoint, to(5));
     let error = journal.rewind(&relay("main"), &to(2), Some(before[0].token)).await.unwrap_err();
     assert_eq!(error.code(), "conflict", "someone leads since: {error}");
@@ -283,7 +284,7 @@ pub async fn j10_a_checkpoint_comes_back_whole<H: JournalHarness>(harness: &H) {
         ],
     };
     let began = journal.now().await.unwrap();
-    let (token, _) = led(&journal, "main", "ada").await;
+    let (token, _) = acquire(&journal, "main", "ada").await;
     for saved in [&checkpoint, &Checkpoint::start(journal.id()), &checkpoint] {
         journal.save(&relay("main"), token, saved).await.expect("it leads");
         let known = state(&open(harness).await, "main").await;
@@ -292,7 +293,7 @@ pub async fn j10_a_checkpoint_comes_back_whole<H: JournalHarness>(harness: &H) {
         assert!(saved_at >= began && saved_at <= journal.now().await.unwrap(), "{saved_at}");
     }
     journal.release_leadership(&relay("main"), token).await.expect("it leads");
-    assert_eq!(led(&open(harness).await, "main", "bob").await.1, checkpoint);
+    assert_eq!(acquire(&open(harness).await, "main", "bob").await.1, checkpoint);
     assert!(checkpoint.holds_back(&stored[0]) && checkpoint.holds_back(&stored[1]));
 }
 
@@ -300,7 +301,7 @@ pub async fn j10_a_checkpoint_comes_back_whole<H: JournalHarness>(harness: &H) {
 pub async fn j10_a_checkpoint_of_another_journal_is_refused<H: JournalHarness>(harness: &H) {
     let journal = open_ten(harness).await;
     let foreign = Checkpoint::start("another-journal");
-    let (token, _) = led(&journal, "main", "ada").await;
+    let (token, _) = acquire(&journal, "main", "ada").await;
     journal.save(&relay("main"), token, &at(&journal, &Position::of(4))).await.expect("it leads");
     let before = journal.relays().await.unwrap();
     for error in [
@@ -321,7 +322,7 @@ pub async fn j10_a_checkpoint_of_another_journal_is_refused<H: JournalHarness>(h
 /// What was never given out cannot have been passed: the journal was put back. The sentence has both positions and what mends it.
 pub async fn j10_a_checkpoint_beyond_the_journal_is_refused<H: JournalHarness>(harness: &H) {
     let journal = open_ten(harness).await;
-    let (token, _) = led(&journal, "main", "ada").await;
+    let (token, _) = acquire(&journal, "main", "ada").await;
     journal.save(&relay("main"), token, &at(&journal, &Position::of(4))).await.expect("it leads");
     let before = journal.relays().await.unwrap();
     let beyond = Position::of(9_000_000_000_000);
