@@ -25,6 +25,8 @@ const WORDS: Record<What, Words> = {
 
 /** How many events one request changes, so that there is progress to see. */
 const CHUNK = 50;
+/** How many of those that match one preview has at most, more or less a page. */
+const PREVIEWED_MAX = 20_000;
 /** How many previewed events are rows of the table, and how many ids a command names. */
 const ROWS_MAX = 1000;
 const IDS_MAX = 200;
@@ -114,7 +116,7 @@ export function Decide({ what, which, command, close }: Props) {
         const answer = await post<{ events: Previewed[]; more: boolean; next?: string | null }>("/v1/dead/preview", { ...body, after });
         if (!isLast()) return;
         events.push(...answer.events);
-        if (!answer.next) return setPreview({ outOfOrder, events, more: answer.more });
+        if (!answer.next || events.length >= PREVIEWED_MAX) return setPreview({ outOfOrder, events, more: answer.more || Boolean(answer.next) });
         after = answer.next;
       }
     };

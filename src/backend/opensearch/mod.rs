@@ -267,18 +267,20 @@ impl Projection for SearchProjection {
     }
 
     async fn erase(&self, deletions: &[Change]) -> Result<Vec<Applied>> {
-        let applied = self.apply(deletions).await?;
-        if self.places().await?.unswitched().is_none() {
-            return Ok(applied);
+        let mut applied = self.apply(deletions).await?;
+        if self.places().await?.unswitched().is_some() {
+            // Readers have the old index until the switch, and nothing else is written to that.
+            let shown = self.0.client.apply(&self.0.alias, deletions).await?;
+            let newer = |both: (Applied, Applied)| match both {
+                (Applied::Newer | Applied::Stale, Applied::Newer) => Applied::Newer,
+                (Applied::Newer | Applied::Stale, failed) if failed != Applied::Stale => failed,
+                (written, _) => written,
+            };
+            applied = applied.into_iter().zip(shown).map(newer).collect();
         }
-        // Readers have the old index until the switch, and nothing else is written to that.
-        let shown = self.0.client.apply(&self.0.alias, deletions).await?;
-        let newer = |both: (Applied, Applied)| match both {
-            (Applied::Newer | Applied::Stale, Applied::Newer) => Applied::Newer,
-            (Applied::Newer | Applied::Stale, failed) if failed != Applied::Stale => failed,
-            (written, _) => written,
-        };
-        Ok(applied.into_iter().zip(shown).map(newer).collect())
+        // Searches have the content until the engine's next refresh, which an index may not have at all.
+        self.refresh().await?;
+        Ok(applied)
     }
 
     async fn check(&self) -> Result<Vec<Finding>> {

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, oneshot};
 
-use self::partition::PartitionState;
+use self::partition::{Mark, PartitionState};
 use self::room::{Room, Waiting};
 use crate::bus::{Assignment, BusEvent, Partition, Received};
 use crate::error::{Error, Result};
@@ -39,6 +39,15 @@ pub(super) enum Pushed {
     Full(Partition),
     /// The offsets of its partition have started over: it was lost and assigned again, and is not
     /// paused.
+    Anew(Partition),
+}
+
+/// Why a record is below the offsets already received.
+enum StepBack {
+    /// It is the last one once more. librdkafka pauses partitions by itself while it rebalances, and
+    /// fetches a record again that is just being handed over.
+    Repeat,
+    /// The partition's offsets have started over.
     Anew(Partition),
 }
 
@@ -241,20 +250,28 @@ impl Inbox {
 
     /// Buffers a record, or drops it if its partition is not (or no longer) ours.
     pub(super) fn push(&self, record: Received, bytes: usize) -> Pushed {
-        let anew = self.begins_anew(&record);
-        let pushed = self.put(record, bytes);
-        anew.map_or(pushed, Pushed::Anew)
+        match self.on_step_back(&record) {
+            Some(StepBack::Repeat) => Pushed::Open,
+            Some(StepBack::Anew(partition)) => {
+                self.put(record, bytes);
+                Pushed::Anew(partition)
+            }
+            None => self.put(record, bytes),
+        }
     }
 
-    /// Detects a record below the offsets already delivered: the partition now holds other data.
-    /// Work under the old offsets no longer counts, so the partition is lost and assigned under a
-    /// new epoch.
-    fn begins_anew(&self, record: &Received) -> Option<Partition> {
+    /// Detects a record below the offsets already received. Unless it is the last one once more, the
+    /// partition now holds other data: work under the old offsets no longer counts, so the partition
+    /// is lost and assigned under a new epoch.
+    fn on_step_back(&self, record: &Received) -> Option<StepBack> {
         let mut state = self.lock();
         let partition = Partition { topic: record.origin.topic.clone(), number: record.origin.partition };
         let offset = record.origin.offset;
         let steps_back = |own: &&PartitionState| !own.revoking && own.next.is_some_and(|next| offset < next);
         let own = state.partitions.get(&partition).filter(steps_back)?;
+        if own.last.as_ref().is_some_and(|last| *last == Mark::of(record)) {
+            return Some(StepBack::Repeat);
+        }
         let before = Assignment { partition: partition.clone(), epoch: own.epoch };
         tracing::warn!(
             target: "hapax::kafka", %partition, expected = own.next, offset,
@@ -268,7 +285,7 @@ impl Inbox {
             &mut state,
             Ok(BusEvent::Assigned(vec![Assignment { partition: partition.clone(), epoch }])),
         );
-        Some(partition)
+        Some(StepBack::Anew(partition))
     }
 
     fn put(&self, record: Received, bytes: usize) -> Pushed {
@@ -279,6 +296,7 @@ impl Inbox {
         let Some(own) = state.partitions.get_mut(&partition).filter(wanted) else { return Pushed::Open };
         own.gaps.on_record(own.next, offset);
         own.next = Some(offset + 1);
+        own.last = Some(Mark::of(&record));
         own.bytes += bytes;
         own.records.push_back(record);
         if !own.paused {

@@ -29,6 +29,8 @@ struct State<T> {
     last: Option<Arc<Count<T>>>,
     /// When the last one ended, how long it took, and why it failed; none while it is being counted.
     ended: Option<(Instant, Duration, Option<Arc<Error>>)>,
+    /// How often what is counted was changed. A count that began before the last change does not count.
+    changes: u64,
 }
 
 /// What was counted.
@@ -63,14 +65,36 @@ impl<T> Default for Recent<T> {
 impl<T> Recent<T> {
     /// Nothing was counted yet. A count that is quick stays fresh for this long.
     pub fn with_period(period: Duration) -> Self {
-        Recent { state: watch::Sender::new(State { since: None, last: None, ended: None }), period }
+        Recent {
+            state: watch::Sender::new(State { since: None, last: None, ended: None, changes: 0 }),
+            period,
+        }
+    }
+}
+
+impl<T> Recent<T> {
+    /// What is counted was changed: nobody is told an earlier count. One that is under way is finished, so that no
+    /// two run side by side, and not told either.
+    fn forget(&self) {
+        self.state.send_modify(|state| {
+            state.changes += 1;
+            (state.last, state.ended) = (None, None);
+        });
+    }
+
+    fn is_used(&self) -> bool {
+        self.state.borrow().since.is_some()
     }
 }
 
 impl<T> State<T> {
+    /// A failure, however long it took, is told for as long as a quick count: a store that was away may be back.
     fn is_fresh(&self, period: Duration) -> bool {
-        let keeps = |took: &Duration| period.max(*took * COUNTING_PART).mul_f64(0.9);
-        self.ended.as_ref().is_some_and(|(at, took, _)| at.elapsed() < keeps(took))
+        let keeps = |took: &Duration, failed: bool| match failed {
+            true => period.max(PERIOD).mul_f64(0.9),
+            false => period.max(*took * COUNTING_PART).mul_f64(0.9),
+        };
+        self.ended.as_ref().is_some_and(|(at, took, error)| at.elapsed() < keeps(took, error.is_some()))
     }
 }
 
@@ -87,15 +111,17 @@ impl<T: Send + Sync + 'static> Recent<T> {
         F: Future<Output = hapax::Result<T>> + Send + 'static,
     {
         let began = Instant::now();
+        let mut changes = 0;
         let begins = self.state.send_if_modified(|state| {
             let begins = state.since.is_none() && !state.is_fresh(self.period);
             if begins {
-                (state.since, state.ended) = (Some(began), None);
+                (state.since, state.ended, changes) = (Some(began), None, state.changes);
             }
             begins
         });
         if begins {
-            let (counting, counted, mut stopping) = (Counting(self.state.clone()), count(), stopping.clone());
+            let counting = Counting { state: self.state.clone(), changes };
+            let (counted, mut stopping) = (count(), stopping.clone());
             tokio::spawn(async move {
                 tokio::select! {
                     counted = counted => counting.end(began, counted),
@@ -118,12 +144,19 @@ impl<T: Send + Sync + 'static> Recent<T> {
 }
 
 /// Whoever counts. When it ends, also by a panic, the next who asks begins again.
-struct Counting<T>(watch::Sender<State<T>>);
+struct Counting<T> {
+    state: watch::Sender<State<T>>,
+    /// How many changes there were when it began.
+    changes: u64,
+}
 
 impl<T> Counting<T> {
     fn end(&self, began: Instant, counted: hapax::Result<T>) {
         let took = began.elapsed();
-        self.0.send_modify(|state| {
+        self.state.send_modify(|state| {
+            if state.changes != self.changes {
+                return;
+            }
             let failed = match counted {
                 Ok(value) => {
                     state.last = Some(Arc::new(Count { value, took, began }));
@@ -138,7 +171,7 @@ impl<T> Counting<T> {
 
 impl<T> Drop for Counting<T> {
     fn drop(&mut self) {
-        self.0.send_modify(|state| state.since = None);
+        self.state.send_modify(|state| state.since = None);
     }
 }
 
@@ -159,7 +192,7 @@ impl<Q: Ord + Clone, T> RecentBy<Q, T> {
     pub fn of(&self, question: &Q) -> Arc<Recent<T>> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if known.len() >= QUESTIONS_MAX && !known.contains_key(question) {
-            known.clear();
+            known.retain(|_, recent| recent.is_used());
         }
         let new = || Arc::new(Recent::with_period(Duration::ZERO));
         Arc::clone(known.entry(question.clone()).or_insert_with(new))
@@ -167,7 +200,7 @@ impl<Q: Ord + Clone, T> RecentBy<Q, T> {
 
     /// Something was changed: whoever asks from now on gets what is found from now on.
     pub fn forget(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).values().for_each(|recent| recent.forget());
     }
 }
 
@@ -237,6 +270,53 @@ mod tests {
         assert_eq!(counted(recent.get(NOW, &stopping, || async { panic!("as it does") }).await), None);
         assert_eq!(counted(recent.get(NOW, &stopping, || async { Ok(3) }).await), Some(3));
     }
+
+    /// T474: looks do not pile up behind changes, and what was found before one is told to nobody.
+    #[tokio::test(start_paused = true)]
+    async fn t474_a_look_that_a_change_overtakes_is_finished_alone_and_not_told() {
+        let (_stop, stopping) = watch::channel(false);
+        let (by, begun, may_end) =
+            (RecentBy::<&str, u32>::default(), Arc::new(AtomicU32::new(0)), Arc::new(Semaphore::new(0)));
+        let look = || {
+            let (recent, begun, may_end) = (by.of(&"all"), Arc::clone(&begun), Arc::clone(&may_end));
+            let stopping = stopping.clone();
+            async move {
+                let look = || async move {
+                    let number = begun.fetch_add(1, Ordering::SeqCst) + 1;
+                    may_end.acquire().await.unwrap().forget();
+                    Ok(number)
+                };
+                counted(recent.get(NOW, &stopping, look).await)
+            }
+        };
+        assert_eq!(look().await, None, "under way");
+        for _ in 0..5 {
+            by.forget();
+            assert_eq!(look().await, None);
+        }
+        assert_eq!(begun.load(Ordering::SeqCst), 1, "one at a time");
+        may_end.add_permits(1);
+        while by.of(&"all").is_used() {
+            tokio::task::yield_now().await;
+        }
+        may_end.add_permits(1);
+        assert_eq!(look().await, Some(2), "what the first one found is not told");
+    }
+
+    /// T474: a store that was away for long is asked again soon.
+    #[tokio::test(start_paused = true)]
+    async fn t474_a_failure_that_took_long_is_not_told_for_long() {
+        let (_stop, stopping) = watch::channel(false);
+        let recent = Recent::with_period(Duration::ZERO);
+        let fails = || async {
+            tokio::time::sleep(60 * NOW).await;
+            Err(Error::NotFound("x".into()))
+        };
+        assert!(recent.get(100 * NOW, &stopping, fails).await.is_err());
+        tokio::time::sleep(PERIOD).await;
+        assert_eq!(counted(recent.get(NOW, &stopping, || async { Ok(2) }).await), Some(2));
+    }
+
     /// T471: what reads much is looked for once for all who ask, and again only after ten times as long as it took, or
     /// when it was changed here.
     #[tokio::test(start_paused = true)]

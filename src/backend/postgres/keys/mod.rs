@@ -273,11 +273,22 @@ impl Inner {
             if !again || matches!(error, sqlx::Error::PoolTimedOut) || !repeat.again().await {
                 return Err(fail(what, error));
             }
-            let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
-            if matches!(code.as_deref(), Some("26000" | "42P05")) {
-                self.pooled.store(true, Ordering::Relaxed); // a pooler is in front after all
-            }
+            self.note_pooler(&error);
         }
+    }
+
+    /// Notes what an error says of a pooler that is in front after all.
+    fn note_pooler(&self, error: &sqlx::Error) {
+        let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
+        if matches!(code.as_deref(), Some("26000" | "42P05")) {
+            self.pooled.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The error for the caller of a transaction that cannot be sent again here.
+    fn noted(&self, what: &str, error: sqlx::Error) -> Error {
+        self.note_pooler(&error);
+        fail(what, error)
     }
 
     /// A statement that changes the row of a lease, or none: then it was lost, or an earlier try whose

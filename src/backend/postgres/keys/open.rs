@@ -41,7 +41,7 @@ impl PgKeys {
                 if of.tenant.is_some() {
                     // For the handler's own statements; before the savepoint, so that it outlives an undo.
                     let set = Seen::tenant(of.tenant_text()).apply(&mut tx, self.0.pooled()).await;
-                    set.map_err(|e| fail("naming the tenant of a request", e))?;
+                    set.map_err(|e| self.0.noted("naming the tenant of a request", e))?;
                 }
                 tx.execute("SAVEPOINT hapax_keyed").await.map_err(|e| fail("beginning a request", e))?;
                 Ok(Ok(PgOpenKey { tx, lease, keys: self.clone(), begin: of.clone() }))

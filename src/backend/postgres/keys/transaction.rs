@@ -67,5 +67,5 @@ pub(super) async fn begin_in(
 ) -> Result<Begun> {
     begin.check()?;
     let row = inner.begin_statement(begin, wait, false).fetch_one(&mut **tx).await;
-    begun(begin, &row.map_err(|e| fail("beginning a request", e))?)
+    begun(begin, &row.map_err(|e| inner.noted("beginning a request", e))?)
 }

@@ -2,8 +2,11 @@
 
 use std::collections::VecDeque;
 
+use bytes::Bytes;
+
 use super::super::gaps::Gaps;
 use crate::bus::Received;
+use crate::clock::Time;
 
 /// A partition assigned to this member.
 #[derive(Default)]
@@ -20,6 +23,8 @@ pub(super) struct PartitionState {
     /// The offset after the last record received, or the one sought. Initially the group's commit,
     /// if any.
     pub(super) next: Option<i64>,
+    /// The last record received.
+    pub(super) last: Option<Mark>,
     pub(super) gaps: Gaps,
     /// The offset after the last one delivered to the subscriber. Before that, where it began, if
     /// known.
@@ -27,6 +32,27 @@ pub(super) struct PartitionState {
     /// Fetched records were dropped, to save memory: it must be read again from this offset. Until
     /// then nothing that arrives counts.
     pub(super) rewind: Option<i64>,
+}
+
+/// What tells a record that is fetched again from one that was written to a new topic.
+#[derive(PartialEq)]
+pub(super) struct Mark {
+    offset: i64,
+    timestamp: Option<Time>,
+    key: Option<Bytes>,
+    payload: Option<Bytes>,
+}
+
+impl Mark {
+    pub(super) fn of(received: &Received) -> Self {
+        let record = &received.record;
+        Mark {
+            offset: received.origin.offset,
+            timestamp: record.timestamp,
+            key: record.key.clone(),
+            payload: record.payload.clone(),
+        }
+    }
 }
 
 impl PartitionState {
@@ -46,7 +72,7 @@ impl PartitionState {
 
     /// Continues at `next`, without what was fetched.
     pub(super) fn continue_at(&mut self, next: i64) {
-        (self.next, self.delivered) = (Some(next), Some(next));
+        (self.next, self.delivered, self.last) = (Some(next), Some(next), None);
         self.clear();
     }
 

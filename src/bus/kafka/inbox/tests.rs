@@ -30,6 +30,24 @@ async fn t94_a_pause_that_comes_late_does_not_stop_the_next_assignment() {
     assert!(inbox.take().is_none(), "{partition} is paused");
 }
 
+/// librdkafka pauses partitions by itself while it rebalances. A record that is just being handed over is fetched once more then: it
+/// is not a topic that was made anew, and what waits before it is not lost.
+#[tokio::test]
+async fn t493_the_last_record_once_more_is_no_new_topic() {
+    let (inbox, given) = three();
+    let record = |offset, payload: &'static str| {
+        let record = Record { payload: Some(payload.into()), ..Record::default() };
+        Received::new(record, Origin::new(Topic::new("t").unwrap(), 0, offset))
+    };
+    for (offset, payload) in [(0, "a"), (1, "b"), (1, "b"), (2, "c")] {
+        assert_eq!(inbox.push(record(offset, payload), 1), Pushed::Open);
+    }
+    assert_eq!(taken(&inbox), [(0, 0), (0, 1), (0, 2)]);
+    // Another one in its place is of a new topic.
+    assert_eq!(inbox.push(record(2, "d"), 1), Pushed::Anew(given[0].partition.clone()));
+    assert!(matches!(inbox.take(), Some(Ok(BusEvent::Lost(_)))));
+}
+
 /// The inbox of partitions 0 to 2, with room for 100 bytes, and what was assigned.
 fn three() -> (Inbox, Vec<Assignment>) {
     let inbox = Inbox::new(1000, 100, Arc::default());
