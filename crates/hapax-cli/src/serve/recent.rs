@@ -90,9 +90,9 @@ impl<T> Recent<T> {
 impl<T> State<T> {
     /// A failure, however long it took, is told for as long as a quick count: a store that was away may be back.
     fn is_fresh(&self, period: Duration) -> bool {
-        let keeps = |took: &Duration, failed: bool| match failed {
-            true => period.max(PERIOD).mul_f64(0.9),
-            false => period.max(*took * COUNTING_PART).mul_f64(0.9),
+        let keeps = |took: &Duration, failed: bool| {
+            let counting = if failed { PERIOD } else { *took * COUNTING_PART };
+            period.max(counting).mul_f64(0.9)
         };
         self.ended.as_ref().is_some_and(|(at, took, error)| at.elapsed() < keeps(took, error.is_some()))
     }
