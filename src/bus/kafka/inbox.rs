@@ -10,6 +10,7 @@
 //! callbacks.
 
 mod partition;
+mod pushed;
 mod room;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -21,35 +22,14 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, oneshot};
 
 use self::partition::{Mark, PartitionState};
+pub(super) use self::pushed::Pushed;
+use self::pushed::StepBack;
 use self::room::{Room, Waiting};
 use crate::bus::{Assignment, BusEvent, Partition, Received};
 use crate::error::{Error, Result};
 
 /// The most records returned at once.
 const RECORDS_MAX: usize = 500;
-
-/// What became of a record.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Pushed {
-    /// It will be delivered next, or its partition is not this member's.
-    Open,
-    /// Its partition is paused, and it waits.
-    Waits,
-    /// The same, and no more of its partition may be fetched.
-    Full(Partition),
-    /// The offsets of its partition have started over: it was lost and assigned again, and is not
-    /// paused.
-    Anew(Partition),
-}
-
-/// Why a record is below the offsets already received.
-enum StepBack {
-    /// It is the last one once more. librdkafka pauses partitions by itself while it rebalances, and
-    /// fetches a record again that is just being handed over.
-    Repeat,
-    /// The partition's offsets have started over.
-    Anew(Partition),
-}
 
 /// What tests see and do.
 #[derive(Default)]

@@ -14,6 +14,7 @@ mod doctor;
 mod erase;
 mod erase_rebuild;
 mod erase_servers;
+mod erase_topics;
 mod explain;
 mod filter;
 mod journal;
