@@ -8,6 +8,7 @@ use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::query::{Query, QueryAs};
 use sqlx::{Connection as _, FromRow, PgPool, Postgres, SqlSafeStr};
 
+use super::error::shows_pooler;
 use super::{PgTx, Pooling, verify};
 use crate::error::Result;
 
@@ -108,11 +109,9 @@ impl Database {
         self.pooled() || self.hides_built_ins
     }
 
-    /// The server does not know a prepared statement, or already knows a new one: it changed under
-    /// the connection. So a pooler that was not detected at start-up is in front.
+    /// Notes what an error says of a pooler that was not detected at start-up.
     pub(super) fn note_pooler(&self, error: &sqlx::Error) {
-        let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
-        if matches!(code.as_deref(), Some("26000" | "42P05")) && !self.pooled.swap(true, Ordering::Relaxed) {
+        if shows_pooler(error) && !self.pooled.swap(true, Ordering::Relaxed) {
             tracing::warn!(target: "hapax", "a transaction pooler is in front of PostgreSQL: statements are no longer kept");
         }
     }

@@ -188,3 +188,10 @@ fn text(error: &sqlx::Error) -> String {
         other => other.to_string(),
     }
 }
+
+/// Whether a server does not know a prepared statement, or already knows a new one: it changed under the connection, so a
+/// transaction pooler is in front.
+pub(super) fn shows_pooler(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
+    matches!(code.as_deref(), Some("26000" | "42P05"))
+}

@@ -70,9 +70,7 @@ impl<T> Recent<T> {
             period,
         }
     }
-}
 
-impl<T> Recent<T> {
     /// What is counted was changed: nobody is told an earlier count. One that is under way is finished, so that no
     /// two run side by side, and not told either.
     fn forget(&self) {

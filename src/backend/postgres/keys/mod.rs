@@ -28,7 +28,7 @@ use sql::Sql;
 
 use self::seen::Seen;
 use super::database::{BEGIN_BRIEFLY, begin};
-use super::error::{Meaning, meaning, translate};
+use super::error::{Meaning, meaning, shows_pooler, translate};
 use super::executor::Repeat;
 use super::schema::check_name;
 use super::{BEGIN, Migrate, Pooling, connect, verify};
@@ -279,8 +279,7 @@ impl Inner {
 
     /// Notes what an error says of a pooler that is in front after all.
     fn note_pooler(&self, error: &sqlx::Error) {
-        let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
-        if matches!(code.as_deref(), Some("26000" | "42P05")) {
+        if shows_pooler(error) {
             self.pooled.store(true, Ordering::Relaxed);
         }
     }
