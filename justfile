@@ -26,7 +26,7 @@ services-status:
 bench *ARGS="all":
     cargo run --release -p hapax-bench -- {{ARGS}}
 
-# real processes, killed at random, with an independent witness
+# looks for rare faults, for long: models, crashes and races again and again, on real servers
 torture *ARGS:
     scripts/torture {{ARGS}}
 
