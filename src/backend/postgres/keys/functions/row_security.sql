@@ -9,6 +9,7 @@ create function {schema}.keys_visible(p_tenant text) returns boolean language sq
 create function {schema}.keys_maintains() returns boolean language sql stable
   return not row_security_active('{schema}.keys'::regclass) or has_table_privilege('{schema}.keys'::regclass, 'DELETE');
 
+set local lock_timeout = '5s'; -- requests wait behind these
 alter table {schema}.keys enable row level security;
 alter table {schema}.keys force row level security;
 drop policy if exists keys_tenant on {schema}.keys;
