@@ -9,7 +9,7 @@ use crate::support::cluster::Cluster;
 use crate::support::postgres::{ask, pool_to, run, settings, until, until_waiting};
 use hapax::Result;
 use hapax::backend::postgres::PgLedger;
-use hapax::ledger::{Claim, Mode, Operations as _, SweepSettings, TransactionalLedger};
+use hapax::ledger::{Claim, Claims as _, Mode, SweepSettings, TransactionalLedger};
 use hapax::testing::kit;
 use sqlx::PgPool;
 use tokio::task::JoinHandle;
@@ -103,7 +103,7 @@ async fn end_waiting(waiting: &Waiting) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn t514_a_doubt_is_not_answered_by_what_no_standby_has() {
     use hapax::backend::postgres::{PgKeys, PgKeysSettings};
-    use hapax::keyed::{Answer, Begin, Begun, IdempotencyKey, RequestFingerprint, RequestParts};
+    use hapax::keyed::{Answer, Begin, Begun, IdempotencyKey, Keys as _, RequestFingerprint, RequestParts};
     let waiting = Waiting::new().await;
     waiting.wait_for("").await;
     let ledger = waiting.ledger().await;

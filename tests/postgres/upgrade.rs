@@ -10,7 +10,7 @@ use hapax::Tenant;
 use hapax::backend::postgres::keys::{KEYS_VERSION, keys_schema_sql};
 use hapax::backend::postgres::{self, PgKeys, PgKeysSettings, PgLedger, Pooling, access, journal, records};
 use hapax::keyed::{Begin, Begun, IdempotencyKey, Keys as _, RequestFingerprint, RequestParts};
-use hapax::ledger::{Claim, Operations as _};
+use hapax::ledger::{Claim, Claims as _};
 use hapax::testing::kit;
 use sqlx::{AssertSqlSafe, PgPool};
 use uuid::Uuid;
