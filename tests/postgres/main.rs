@@ -24,3 +24,4 @@ mod operations;
 mod sweep;
 mod sweep_race;
 mod synchronous;
+mod upgrade;

@@ -1,6 +1,6 @@
 //! A ledger in PostgreSQL, 15 or newer.
 //!
-//! Claims and settlings are SQL functions in the ledger's own schema (`migrations/`). So a batch is
+//! Claims and settlings are SQL functions in the ledger's own schema (`functions/`). So a batch is
 //! one statement, and any language can claim in its own transaction. This module sends batches to
 //! them and reads the answers. It only keeps state that it can read again: scope numbers, and which
 //! weeks exist.

@@ -27,8 +27,12 @@ pub(super) struct Part {
     pub version: i32,
     /// The oldest build, by schema version, that can still use what this build writes.
     pub accepts: i32,
-    /// The step at index n brings the part to version n + 1. A released step is never changed.
+    /// The step at index n brings the part's tables to version n + 1. A step that ran anywhere is never
+    /// changed: a later version gets one of its own.
     pub steps: &'static [&'static [&'static str]],
+    /// What is made again whenever the version rises, as it is today: functions and views, and what may
+    /// be dropped and made at any time, such as policies. It comes after the steps.
+    pub again: &'static [&'static str],
     /// Says what an error of the driver means.
     pub fail: fn(&str, sqlx::Error) -> Error,
 }
@@ -37,6 +41,35 @@ from_row! {
     /// The version that a part stores.
     struct Found { version: i32, accepts: i32 }
 }
+
+/// The beginnings of lines that make again what exists already. What depends on it stays, and so do its
+/// rights and its owner.
+const REPLACE: [(&str, &str); 2] = [
+    ("\ncreate function ", "\ncreate or replace function "),
+    ("\ncreate view ", "\ncreate or replace view "),
+];
+
+/// Ends the functions that a step renamed: those that were made in their place get their rights and owner.
+const REPLACED: &str = "
+do $$
+declare r record; g record;
+begin
+  for r in select b.oid::regprocedure as before, n.oid::regprocedure as now, b.proacl, b.proowner
+             from pg_proc b join pg_proc n on n.pronamespace = b.pronamespace and b.proname = n.proname || '_before'
+            where b.pronamespace = '{schema}'::regnamespace loop
+    execute format('alter function %s owner to %I', r.now, pg_get_userbyid(r.proowner));
+    if r.proacl is not null then
+      execute format('revoke all on function %s from public', r.now);
+      for g in select x.grantee, x.is_grantable from aclexplode(r.proacl) x loop
+        execute format('grant execute on function %s to %s %s', r.now,
+          case when g.grantee = 0 then 'public' else quote_ident(pg_get_userbyid(g.grantee)) end,
+          case when g.is_grantable then 'with grant option' end);
+      end loop;
+    end if;
+    execute format('drop function %s', r.before);
+  end loop;
+end $$;
+";
 
 impl Part {
     /// The whole part as SQL, for a DBA to read and run. `facts` are further columns of its table of one
@@ -49,7 +82,12 @@ impl Part {
     /// The steps from a version to the current one, for a transaction begun with [`BEGIN`].
     fn steps_sql(&self, schema: &str, from: usize, facts: &[(&str, &str)]) -> String {
         let Part { meta, version, accepts, .. } = self;
-        let steps: String = self.steps.iter().skip(from).flat_map(|step| step.iter().copied()).collect();
+        let mut steps: String = self.steps.iter().skip(from).flat_map(|step| step.iter().copied()).collect();
+        let mut again: String = self.again.iter().flat_map(|sql| ["\n", *sql]).collect();
+        if from > 0 {
+            again = REPLACE.iter().fold(again, |sql, (make, replace)| sql.replace(make, replace)) + REPLACED;
+        }
+        steps += &again;
         let last = if from == 0 {
             let own = [("version", version.to_string()), ("accepts", accepts.to_string())];
             let more = facts.iter().map(|(name, text)| (*name, format!("'{text}'")));

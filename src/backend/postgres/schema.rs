@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::ledger::IdentityRule;
 
 /// The schema version that this build writes.
-pub const VERSION: i32 = 2;
+pub const VERSION: i32 = 3;
 /// The oldest build, by schema version, that can still use what this build writes.
 pub const ACCEPTS: i32 = 1;
 
@@ -26,13 +26,15 @@ const PART: Part = Part {
     version: VERSION,
     accepts: ACCEPTS,
     steps: &[
-        &[
-            include_str!("migrations/0001_ledger.sql"),
-            include_str!("migrations/0002_claim.sql"),
-            include_str!("migrations/0003_settle.sql"),
-            include_str!("migrations/0004_languages.sql"),
-        ],
-        &[include_str!("migrations/0005_skips.sql")],
+        &[include_str!("migrations/0001_ledger.sql")],
+        &[include_str!("migrations/0002_skips.sql")],
+        &[include_str!("migrations/0003_late_scopes.sql")],
+    ],
+    again: &[
+        include_str!("functions/ledger.sql"),
+        include_str!("functions/claim.sql"),
+        include_str!("functions/settle.sql"),
+        include_str!("functions/languages.sql"),
     ],
     fail: translate,
 };

@@ -60,7 +60,8 @@ impl PgLedger {
 
     /// Whether a claim in a transaction whose COMMIT was never answered took effect. It makes the
     /// same claim again and rolls it back, so it waits for a transaction that is still open instead
-    /// of reading past it.
+    /// of reading past it. "Yes" is as durable as a COMMIT: it waits for a synchronous standby as one
+    /// does.
     pub async fn was_committed(&self, claim: &Claim) -> Result<bool> {
         let mut repeat = Repeat::in_doubt(80);
         loop {
@@ -88,8 +89,14 @@ impl PgLedger {
         // The transaction in question has ended, so this read sees its commit.
         let week = self.0.settings.ledger.check(claim)?;
         let mut tx = self.0.begin().await?;
-        let found = read::find(&self.0, &mut tx, &claim.identity, week, false).await?;
-        Ok(found.is_some_and(|found| found.row.nonce == claim.nonce))
+        let found = read::find(&self.0, &mut tx, &claim.identity, week, true).await?;
+        if found.is_none_or(|found| found.row.nonce != claim.nonce) {
+            return Ok(false);
+        }
+        // A COMMIT whose session was ended while it waited for a standby can be seen, and a fail-over
+        // would forget it. Locking the row has written to the log, so this COMMIT waits for that too.
+        tx.commit().await.map_err(|e| translate("resolving a doubt", e))?;
+        Ok(true)
     }
 }
 

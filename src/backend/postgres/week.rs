@@ -393,13 +393,22 @@ impl Leaving<'_> {
                     let sql = format!("alter table {s}.entry detach partition {table} concurrently");
                     let mut connection =
                         self.inner.database.pool().acquire().await.map_err(|e| translate(WHAT, e))?;
+                    let backend = "select pg_catalog.pg_backend_pid()";
+                    let backend: i32 = sqlx::query_scalar(backend)
+                        .persistent(false)
+                        .fetch_one(&mut *connection)
+                        .await
+                        .map_err(|e| translate(WHAT, e))?;
                     let detaching = execute(&mut connection, sql.clone());
                     tokio::pin!(detaching);
-                    tokio::select! {
-                        done = &mut detaching => { done?; }
-                        () = tokio::time::sleep_until(self.end.max(Instant::now() + POLL_MAX).into()) => {
-                            self.cancel(&sql).await?;
-                            detaching.await?;
+                    let mut end = self.end.max(Instant::now() + POLL_MAX);
+                    loop {
+                        tokio::select! {
+                            done = &mut detaching => { done?; break; }
+                            () = tokio::time::sleep_until(end.into()) => {
+                                self.cancel(backend, &sql).await?;
+                                end = Instant::now() + POLL_MAX;
+                            }
                         }
                     }
                 }
@@ -422,10 +431,16 @@ impl Leaving<'_> {
         }
     }
 
-    async fn cancel(&self, sql: &str) -> Result<()> {
-        tracing::warn!(target: "hapax", week = %self.week, "a week cannot be dropped yet: a transaction that reads the ledger is open; the next sweep goes on");
-        let cancel = "select count(pg_cancel_backend(pid)) from pg_stat_activity where query = $1 and state = 'active'";
-        self.inner.execute(WHAT, sqlx::query(cancel).bind(sql)).await.map(drop)
+    /// Cancels a statement of this sweeper, unless it is committing and waits for a synchronous standby:
+    /// PostgreSQL would answer that wait with success.
+    async fn cancel(&self, backend: i32, sql: &str) -> Result<()> {
+        let cancel = "select pg_cancel_backend(pid) from pg_stat_activity \
+                      where pid = $1 and query = $2 and state = 'active' and wait_event is distinct from 'SyncRep'";
+        let query = sqlx::query(cancel).bind(backend).bind(sql);
+        if self.inner.execute(WHAT, query).await? > 0 {
+            tracing::warn!(target: "hapax", week = %self.week, "a week cannot be dropped yet: a transaction that reads the ledger is open; the next sweep goes on");
+        }
+        Ok(())
     }
 
     async fn drop_table(&self) -> Result<Step> {

@@ -321,7 +321,7 @@ async fn modules_are_made_once_and_take_nothing_over() {
 async fn t148_keys_of_version_1_are_migrated_and_still_found() {
     super::prepare_server().await;
     let (owner, schema) = (pool_of(OWNER, 4).await, fresh_schema());
-    let step = std::fs::read_to_string("src/backend/postgres/keys/migrations/0001_keys.sql").unwrap();
+    let step = std::fs::read_to_string("tests/data/landed/keys/0001_keys.sql").unwrap();
     run(&owner, step.replace("{schema}", &schema)).await;
     run(&owner, format!("insert into {schema}.keys_meta (version, accepts) values (1, 1)")).await;
     let fingerprint = "\\x0123456789abcdef0123456789abcdef";

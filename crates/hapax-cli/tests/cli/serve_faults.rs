@@ -316,6 +316,23 @@ fn t312_keys_whose_protection_was_changed_are_refused() {
             "not forced",
         ),
         ("create policy more on {s}.keys using (true)", "drop policy more on {s}.keys", "policies"),
+        (
+            "alter policy keys_tenant on {s}.keys using (true)",
+            "alter policy keys_tenant on {s}.keys using ({s}.keys_visible(tenant))",
+            "policies",
+        ),
+        (
+            "alter policy keys_tenant on {s}.keys to current_user",
+            "alter policy keys_tenant on {s}.keys to public",
+            "policies",
+        ),
+        (
+            "create or replace function {s}.keys_visible(p_tenant text) returns boolean language sql stable return true",
+            "create or replace function {s}.keys_visible(p_tenant text) returns boolean language sql stable return \
+             case when p_tenant = '' then current_setting('hapax.tenant', true) = '00000000-0000-0000-0000-000000000000' \
+             else p_tenant = current_setting('hapax.tenant', true) end",
+            "function",
+        ),
     ] {
         place.owner_runs(&change.replace("{s}", &place.schema));
         let refused = place.refused(&[]);

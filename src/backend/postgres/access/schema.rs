@@ -19,6 +19,7 @@ pub(super) const PART: Part = Part {
     version: ACCESS_VERSION,
     accepts: ACCESS_ACCEPTS,
     steps: &[&[include_str!("migrations/0001_access.sql")]],
+    again: &[],
     fail: super::fail,
 };
 

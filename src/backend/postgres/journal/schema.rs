@@ -25,6 +25,7 @@ const PART: Part = Part {
         &[include_str!("migrations/0001_journal.sql"), include_str!("migrations/0002_languages.sql")],
         &[include_str!("migrations/0003_erased.sql")],
     ],
+    again: &[],
     fail: super::fail,
 };
 

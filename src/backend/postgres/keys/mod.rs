@@ -1,6 +1,6 @@
 //! Keys of writes in PostgreSQL, 15 or newer.
 //!
-//! A request begins and ends by one call of a SQL function each (`migrations/`): on its own for a
+//! A request begins and ends by one call of a SQL function each (`functions/`): on its own for a
 //! leased run, or in the caller's transaction, so that the key, the writes and the answer commit
 //! together. A second request with the key finds the row of an open transaction locked, and answers
 //! that it runs after a short wait. Nothing here needs a session.

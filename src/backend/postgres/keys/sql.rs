@@ -12,6 +12,7 @@ pub(super) struct Sql {
     pub(super) rerun: Arc<str>,
     pub(super) answer: Arc<str>,
     pub(super) get: Arc<str>,
+    pub(super) lock: Arc<str>,
     pub(super) is_open: Arc<str>,
     pub(super) list: Arc<str>,
     pub(super) entry: Arc<str>,
@@ -80,6 +81,7 @@ impl Sql {
                 us("k.begun_at"),
                 us("k.settled_at")
             )),
+            lock: sql("select from {s}.keys k where k.tenant = $1 and k.key = $2 for update"),
             is_open: sql("select {s}.keys_is_open($1, $2)"),
             list: sql(&format!(
                 "{entry} where ($1::text is null or k.tenant = $1) and (not $2 or k.settled_at is null) \

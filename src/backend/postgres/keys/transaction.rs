@@ -2,6 +2,7 @@
 
 use sqlx::{PgTransaction, Row as _};
 
+use super::seen::Seen;
 use super::{Inner, PgKeys, SILENT, WAIT, begun, fail};
 use crate::backend::postgres::database::{BEGIN_BRIEFLY, begin_answered};
 use crate::backend::postgres::executor::Repeat;
@@ -28,7 +29,8 @@ impl PgKeys {
     }
 
     /// Whether a request whose COMMIT was never answered took effect; its answer if so. It begins the
-    /// same request (the same [`Begin`], with its nonce) again and rolls that back.
+    /// same request (the same [`Begin`], with its nonce) again and rolls that back. An answer is as
+    /// durable as a COMMIT: it waits for a synchronous standby as one does.
     pub async fn was_committed(&self, begin: &Begin) -> Result<Option<Answer>> {
         let mut repeat = Repeat::in_doubt(200);
         loop {
@@ -39,7 +41,20 @@ impl PgKeys {
                 let mut tx = opened.map_err(|e| fail("resolving a doubt", e))?;
                 let outcome = begin_in(&self.0, &mut tx, begin, WAIT).await?;
                 crate::crash_point!("keyed.doubt.end");
-                tx.rollback().await.map_err(|e| fail("resolving a doubt", e))?;
+                let ended = if matches!(&outcome, Begun::Done(kept) if kept.mine) {
+                    // A COMMIT whose session was ended while it waited for a standby can be seen, and a
+                    // fail-over would forget it. Locking the row writes to the log, so this COMMIT waits too.
+                    let (inner, tenant) = (&self.0, Seen::tenant(begin.tenant_text()));
+                    let seen = tenant.apply(&mut tx, inner.pooled()).await;
+                    seen.map_err(|e| inner.noted("naming the tenant of a request", e))?;
+                    let (of, key) = (begin.tenant_text().to_owned(), begin.key.as_str().to_owned());
+                    let lock = inner.query(&inner.sql.lock).bind(of).bind(key);
+                    lock.execute(&mut *tx).await.map_err(|e| inner.noted("resolving a doubt", e))?;
+                    tx.commit().await
+                } else {
+                    tx.rollback().await
+                };
+                ended.map_err(|e| fail("resolving a doubt", e))?;
                 Ok::<_, Error>(outcome)
             };
             match asked.await {

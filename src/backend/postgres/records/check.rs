@@ -50,7 +50,27 @@ pub(super) async fn check_role(pool: &PgPool, accepted: bool) -> Result<bool> {
     })
 }
 
-/// Refuses keys whose row security is not forced, or that have other policies than those they were made with.
+/// What protects keys: whether row security is forced, whether the policies are those that were made, with
+/// their conditions and roles, and whether the functions that they and the statements use are.
+const KEYS: &str = "
+select c.relrowsecurity and c.relforcerowsecurity,
+  coalesce((select array_agg(p.polname::text || ' ' || p.polcmd::text || ' ' || p.polpermissive::text || ' '
+      || (p.polroles = '{0}'::oid[])::text || ' ' || coalesce(pg_get_expr(p.polqual, c.oid), '') || ' '
+      || coalesce(pg_get_expr(p.polwithcheck, c.oid), '') order by p.polname)
+     from pg_policy p where p.polrelid = c.oid), '{}'::text[]) = array[
+    'keys_maintenance * true true ((current_setting(''hapax.maintenance''::text, true) = ''on''::text) AND has_table_privilege((''{s}.keys''::regclass)::oid, ''DELETE''::text)) false',
+    'keys_tenant * true true {s}.keys_visible(tenant) {s}.keys_visible(tenant)'],
+  (select coalesce(array_agg(f.proname::text || ' ' || l.lanname::text || ' ' || f.prosecdef::text || ' '
+      || coalesce(f.proconfig::text, '') || ' ' || coalesce(pg_get_function_sqlbody(f.oid), f.prosrc) order by f.proname), '{}'::text[])
+     from pg_proc f join pg_language l on l.oid = f.prolang
+    where f.pronamespace = c.relnamespace and f.proname in ('keys_enter', 'keys_maintains', 'keys_visible')) = array[
+    'keys_enter plpgsql false {\"search_path=pg_catalog, pg_temp\"} ' || $1::text,
+    'keys_maintains sql false  RETURN ((NOT row_security_active((''{s}.keys''::regclass)::oid)) OR has_table_privilege((''{s}.keys''::regclass)::oid, ''DELETE''::text))',
+    'keys_visible sql false  RETURN CASE WHEN (p_tenant = ''''::text) THEN (current_setting(''hapax.tenant''::text, true) = ''00000000-0000-0000-0000-000000000000''::text) ELSE (p_tenant = current_setting(''hapax.tenant''::text, true)) END']
+  from pg_class c where c.oid = '{s}.keys'::regclass";
+
+/// Refuses keys whose protection is not as it was made: forced row security, its policies, and the functions
+/// that these use.
 /// `accepted`: a role that bypasses row security is, and has nothing to look at.
 pub async fn check_keys(pool: &PgPool, schema: &str, accepted: bool) -> Result<()> {
     if check_role(pool, accepted).await? {
@@ -59,20 +79,19 @@ pub async fn check_keys(pool: &PgPool, schema: &str, accepted: bool) -> Result<(
     let what = "looking at the protection of keys";
     crate::backend::postgres::schema::check_name(schema)?;
     let mut tx = begin(pool, BEGIN).await.map_err(|e| fail(what, e))?;
-    let sql = format!(
-        "select c.relrowsecurity and c.relforcerowsecurity, coalesce((select array_agg(p.polname::text order by p.polname)
-             from pg_policy p where p.polrelid = c.oid), '{{}}'::text[]) = array['keys_maintenance', 'keys_tenant']
-         from pg_class c where c.oid = '{schema}.keys'::regclass"
-    );
-    let (forced, policies): (bool, bool) = sqlx::query_as(AssertSqlSafe(sql))
+    let enter = super::schema::body("keys_enter", include_str!("../keys/functions/row_security.sql"), schema);
+    let sql = KEYS.replace("{s}", schema);
+    let (forced, policies, functions): (bool, bool, bool) = sqlx::query_as(AssertSqlSafe(sql))
         .persistent(false)
+        .bind(enter)
         .fetch_one(&mut *tx)
         .await
         .map_err(|e| fail(what, e))?;
-    let problem = match (forced, policies) {
-        (true, true) => return Ok(()),
-        (false, _) => "row security is not forced",
-        (true, false) => "its policies are not keys_tenant and keys_maintenance",
+    let problem = match (forced, policies, functions) {
+        (true, true, true) => return Ok(()),
+        (false, _, _) => "row security is not forced",
+        (true, false, _) => "its policies are not keys_tenant and keys_maintenance as they were made",
+        (true, true, false) => "a function that its policies use was changed",
     };
     let what = format!("the protection of the table {schema}.keys was changed: {problem}");
     Err(Error::Refused { what, source: None })

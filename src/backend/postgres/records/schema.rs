@@ -34,12 +34,13 @@ const GUARDS: [(&str, &str); 5] = [
 
 /// The names of the functions that guard records, and the body that each has.
 pub(super) fn guards(schema: &str) -> (Vec<String>, Vec<String>) {
-    let body = |(name, sql): &(&str, &str)| {
-        let from = sql.find(&format!("create function {{schema}}.{name}(")).unwrap_or(sql.len());
-        let body = sql[from..].split("$$").nth(1).unwrap_or_default();
-        ((*name).to_owned(), body.replace("{schema}", schema))
-    };
-    GUARDS.iter().map(body).unzip()
+    GUARDS.iter().map(|(name, sql)| ((*name).to_owned(), body(name, sql, schema))).unzip()
+}
+
+/// The body of a function in PL/pgSQL, from the SQL that makes it.
+pub(super) fn body(name: &str, sql: &str, schema: &str) -> String {
+    let from = sql.find(&format!("create function {{schema}}.{name}(")).unwrap_or(sql.len());
+    sql[from..].split("$$").nth(1).unwrap_or_default().replace("{schema}", schema)
 }
 
 pub(super) const PART: Part = Part {
@@ -51,6 +52,7 @@ pub(super) const PART: Part = Part {
     version: RECORDS_VERSION,
     accepts: RECORDS_ACCEPTS,
     steps: &[&[RECORDS]],
+    again: &[],
     fail,
 };
 
