@@ -3,6 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use hapax::analytics::Uuid;
@@ -11,7 +12,7 @@ use hapax::testing::analytics::ReadModelHarness;
 
 /// A fresh database on a server. It goes when this is dropped.
 pub struct Database {
-    server: String,
+    pub server: String,
     pub name: String,
 }
 
@@ -157,6 +158,34 @@ pub async fn rewriting(server: &str, from: &'static str, to: &'static str) -> St
                         }
                     }
                     if to_server.write_all(&piece).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    address
+}
+
+/// A way to a server on which each request whose head has a text waits before it goes on.
+pub async fn delaying(server: &str, text: &'static str, by: Duration) -> String {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let server = server.to_owned();
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let server = tokio::net::TcpStream::connect(&server).await.expect("ClickHouse runs");
+            let (mut from_client, mut to_client) = client.into_split();
+            let (mut from_server, mut to_server) = server.into_split();
+            tokio::spawn(async move { tokio::io::copy(&mut from_server, &mut to_client).await });
+            tokio::spawn(async move {
+                let mut bytes = vec![0; 1 << 20];
+                while let Ok(count @ 1..) = from_client.read(&mut bytes).await {
+                    if bytes[..count].windows(text.len()).any(|piece| piece == text.as_bytes()) {
+                        tokio::time::sleep(by).await;
+                    }
+                    if to_server.write_all(&bytes[..count]).await.is_err() {
                         return;
                     }
                 }
