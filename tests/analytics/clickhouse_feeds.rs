@@ -2,14 +2,14 @@
 //! under them.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use hapax::Error;
 use hapax::analytics::{Block, ReadModel, Tally, Uuid};
 use hapax::backend::clickhouse::ClickHouseReadModel;
 use hapax::testing::analytics::{apply, at, block, change, orders, partition, rejected, shown, topic};
+use tokio::sync::watch;
 
-use crate::engine::{Database, delaying};
+use crate::engine::{Database, holding};
 use crate::feed::witness;
 use crate::support::this;
 
@@ -30,16 +30,17 @@ async fn refused(model: &ClickHouseReadModel, of: Block) {
     assert!(matches!(error, Error::Schema(_)) && !error.is_retryable(), "{error:?}");
 }
 
-/// The rows of every block are late, so a reader comes between them and the state that speaks of them, and rows of a
-/// feed that was killed arrive after it.
+/// The rows of every block wait for a reader, who so comes between them and the state that speaks of them; and rows of
+/// a feed that was killed arrive after it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn t55_every_write_acknowledged_before_last_sync_at_is_in_the_answer_of_clickhouse() {
     let database = Database::new();
     let read = database.model();
     read.partitions().await.unwrap(); // makes the tables
-    let late = delaying(&database.server, "data_records+%28", Duration::from_millis(100)).await;
+    let passes = watch::Sender::new(0);
+    let late = holding(&database.server, "data_records+%28", &passes).await;
     let url = format!("clickhouse://{late}/{}", database.name);
-    witness(Arc::new(read), || Arc::new(ClickHouseReadModel::open(&url).unwrap())).await;
+    witness(Arc::new(read), || Arc::new(ClickHouseReadModel::open(&url).unwrap()), passes).await;
 }
 
 /// The other order is not sound, and the test above sees it.

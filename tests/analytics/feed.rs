@@ -19,6 +19,7 @@ use hapax::records::{
 };
 use hapax::relay::{Relay, RelayHandle};
 use hapax::{Error, RelayName, Tenant, Time, Topic};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::support::wait::{until, until_so};
@@ -238,8 +239,13 @@ async fn look(
 }
 
 /// Whatever was acknowledged before `lastSyncAt` is in the answer. Each feed has a model of `feeds`, and is killed
-/// once `lastSyncAt` has gone on with it, while writers write and this reads.
-pub async fn witness(read: Arc<dyn ReadModel>, feeds: impl Fn() -> Arc<dyn ReadModel>) {
+/// once `lastSyncAt` has gone on with it, while writers write and this reads. `passes` counts how often all tenants
+/// were looked at.
+pub async fn witness(
+    read: Arc<dyn ReadModel>,
+    feeds: impl Fn() -> Arc<dyn ReadModel>,
+    passes: watch::Sender<u64>,
+) {
     const KILLS_MIN: u64 = 5;
     let source = Arc::new(Source::new().await);
     let (relay, acknowledged) = (source.relay(), Acknowledged::default());
@@ -253,6 +259,7 @@ pub async fn witness(read: Arc<dyn ReadModel>, feeds: impl Fn() -> Arc<dyn ReadM
             for tenant in tenants() {
                 last = look(&read, tenant.as_ref(), &acknowledged).await.max(last);
             }
+            passes.send_modify(|passes| *passes += 1);
             last > before
         })
         .await;
@@ -261,6 +268,7 @@ pub async fn witness(read: Arc<dyn ReadModel>, feeds: impl Fn() -> Arc<dyn ReadM
         feed.kill().await;
         kills += 1;
     }
+    passes.send_replace(u64::MAX);
     for writer in writers {
         writer.await.unwrap();
     }
@@ -274,7 +282,7 @@ pub async fn witness(read: Arc<dyn ReadModel>, feeds: impl Fn() -> Arc<dyn ReadM
 async fn t55_every_write_acknowledged_before_last_sync_at_is_in_the_answer() {
     let dir = tempfile::tempdir().unwrap();
     let model = sqlite(&dir.path().join("reads.db"));
-    witness(Arc::clone(&model), || Arc::clone(&model)).await;
+    witness(Arc::clone(&model), || Arc::clone(&model), watch::Sender::new(0)).await;
 }
 
 /// Everything that is published again, in any order, changes nothing.
