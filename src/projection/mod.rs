@@ -37,6 +37,7 @@
 mod event;
 mod history;
 mod projector;
+mod reading;
 mod rebuild;
 mod verify;
 
@@ -52,6 +53,7 @@ pub use event::change_of;
 pub use history::History;
 pub(crate) use projector::project;
 pub use projector::{Broken, Projector, settings};
+pub use reading::Reading;
 pub use rebuild::{Rebuilt, rebuild};
 pub use verify::{Difference, Verified, verify};
 

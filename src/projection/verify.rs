@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::history::RECORDS;
-use super::{Content, Document, History, Name, Projection, Version};
+use super::{Content, Document, History, Name, Projection, Reading, Version};
 use crate::analytics::{Row, Sums};
 use crate::clock::Time;
 use crate::error::Result;
@@ -36,6 +36,13 @@ pub enum Difference {
         /// The version it has.
         found: Version,
     },
+    /// The same, and its consumer has not read so far: the change may be on its way.
+    Late {
+        /// The version it should have.
+        expected: Version,
+        /// The version it has; `None`: nothing.
+        found: Option<Version>,
+    },
     /// It has another content under the same version.
     Other {
         /// The version.
@@ -53,12 +60,30 @@ pub enum Difference {
     },
 }
 
+impl Difference {
+    /// What it should have, if it has less.
+    fn lacks(&self) -> Option<(Version, Option<Version>)> {
+        match self {
+            Difference::Missing { expected } => Some((*expected, None)),
+            Difference::Behind { expected, found } => Some((*expected, Some(*found))),
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Difference::Missing { expected } => write!(f, "missing; it should have seq {}", expected.seq()),
             Difference::Behind { expected, found } => {
                 write!(f, "has seq {}; it should have {}", found.seq(), expected.seq())
+            }
+            Difference::Late { expected, found } => {
+                match found {
+                    Some(found) => write!(f, "late: has seq {}", found.seq())?,
+                    None => f.write_str("late: is missing")?,
+                }
+                write!(f, "; it should have {}, which its consumer has not read yet", expected.seq())
             }
             Difference::Other { version } => write!(f, "has different content under seq {}", version.seq()),
             Difference::Ghost { found } => write!(f, "has seq {}, which was never written", found.seq()),
@@ -101,6 +126,52 @@ impl Verified {
         if let Some(row) = &of_record {
             self.source.add(row);
         }
+    }
+
+    /// Takes what still differs after the last look.
+    fn settle(&mut self, open: BTreeMap<Name, Option<Note>>) {
+        for (name, note) in open {
+            let Some(note) = note else { continue };
+            if note.moves && note.difference.lacks().is_some() {
+                self.moving += 1;
+            } else {
+                self.differences.insert(name, note.difference);
+            }
+        }
+    }
+
+    /// Looks once more at records that are missing or behind, when the consumer of the projection has read
+    /// whatever was written before now, or `wait` is over. What it has not read by then is
+    /// [late](Difference::Late), and not lost.
+    pub async fn recheck(
+        &mut self,
+        projection: &dyn Projection,
+        history: &History<'_>,
+        reading: &Reading<'_>,
+        wait: Duration,
+    ) -> Result<()> {
+        let (mut open, all) = (BTreeMap::new(), std::mem::take(&mut self.differences));
+        for (name, difference) in all {
+            if let Some((expected, _)) = difference.lacks() {
+                open.insert(name, Some(Note { expected: Some(expected), moves: false, difference }));
+            } else {
+                self.differences.insert(name, difference);
+            }
+        }
+        if open.is_empty() {
+            return Ok(());
+        }
+        let unread = reading.rest(history.journal, wait).await?;
+        let judge = Judge { projection, history, now: history.records.now().await? };
+        self.settle(judge.look(open).await?);
+        for (name, difference) in &mut self.differences {
+            if let Some((expected, found)) = difference.lacks()
+                && unread.has(name)?
+            {
+                *difference = Difference::Late { expected, found };
+            }
+        }
+        Ok(())
     }
 
     /// Whether nothing is wrong.
@@ -163,19 +234,7 @@ pub async fn verify(projection: &dyn Projection, history: &History<'_>, wait: Du
         }
         tokio::time::sleep(PAUSE).await;
     }
-    for (name, note) in open {
-        match note {
-            Some(Note {
-                moves: true,
-                difference: Difference::Missing { .. } | Difference::Behind { .. },
-                ..
-            }) => {
-                verified.moving += 1;
-            }
-            Some(Note { difference, .. }) => _ = verified.differences.insert(name, difference),
-            None => {}
-        }
-    }
+    verified.settle(open);
     Ok(verified)
 }
 
@@ -282,11 +341,7 @@ impl Judge<'_> {
         name: &Name,
         document: Document,
     ) -> Result<(Option<Version>, Option<Difference>)> {
-        let tenant = if name.tenant.is_nil() {
-            None
-        } else {
-            Some(Tenant::new(name.tenant.hyphenated().to_string())?)
-        };
+        let tenant = tenant_of(name)?;
         let aggregate = aggregate_of(&name.module, name.id)?;
         let head = self.history.journal.head(tenant.as_ref(), &aggregate).await?;
         let expected = if head == 0 { None } else { Some(Version::new(self.history.generation, head)?) };
@@ -303,6 +358,14 @@ impl Judge<'_> {
         };
         Ok((expected, difference))
     }
+}
+
+/// Whose a record is.
+pub(super) fn tenant_of(name: &Name) -> Result<Option<Tenant>> {
+    if name.tenant.is_nil() {
+        return Ok(None);
+    }
+    Tenant::new(name.tenant.hyphenated().to_string()).map(Some)
 }
 
 /// Whether a content is what it should be. Payloads are compared as values: a database may keep the keys in

@@ -1,12 +1,17 @@
 //! Feeds of a read model in ClickHouse that meet: two that share a writer's number, and a table that is made anew
 //! under them.
 
+use std::sync::Arc;
+
 use hapax::Error;
 use hapax::analytics::{Block, ReadModel, Tally, Uuid};
 use hapax::backend::clickhouse::ClickHouseReadModel;
 use hapax::testing::analytics::{apply, at, block, change, orders, partition, rejected, shown, topic};
+use tokio::sync::watch;
 
-use crate::engine::Database;
+use crate::engine::{Database, holding};
+use crate::feed::witness;
+use crate::support::this;
 
 /// A block that ends at an offset, with a row and a pulse of its own.
 fn upto(offsets: std::ops::Range<i64>) -> Block {
@@ -23,6 +28,29 @@ async fn offset(model: &ClickHouseReadModel) -> Option<i64> {
 async fn refused(model: &ClickHouseReadModel, of: Block) {
     let error = model.apply(&[of]).await.unwrap_err();
     assert!(matches!(error, Error::Schema(_)) && !error.is_retryable(), "{error:?}");
+}
+
+/// The rows of every block wait for a reader, who so comes between them and the state that speaks of them; and rows of
+/// a feed that was killed arrive after it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t55_every_write_acknowledged_before_last_sync_at_is_in_the_answer_of_clickhouse() {
+    let database = Database::new();
+    let read = database.model();
+    read.partitions().await.unwrap(); // makes the tables
+    let passes = watch::Sender::new(0);
+    let late = holding(&database.server, "data_records+%28", &passes).await;
+    let url = format!("clickhouse://{late}/{}", database.name);
+    witness(Arc::new(read), || Arc::new(ClickHouseReadModel::open(&url).unwrap()), passes).await;
+}
+
+/// The other order is not sound, and the test above sees it.
+#[test]
+fn t55_the_witness_catches_a_state_before_its_rows() {
+    let mut child =
+        this::test("t55_every_write_acknowledged_before_last_sync_at_is_in_the_answer_of_clickhouse");
+    let done = child.env("HAPAX_MUTANT", "state before rows").output().unwrap();
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(!done.status.success() && said.contains("is missing"), "{said}");
 }
 
 /// What another feed still writes when a partition was taken over, however much, moves nothing back.

@@ -8,10 +8,11 @@ use async_trait::async_trait;
 use hapax::analytics::Uuid;
 use hapax::backend::clickhouse::ClickHouseReadModel;
 use hapax::testing::analytics::ReadModelHarness;
+use tokio::sync::watch;
 
 /// A fresh database on a server. It goes when this is dropped.
 pub struct Database {
-    server: String,
+    pub server: String,
     pub name: String,
 }
 
@@ -157,6 +158,37 @@ pub async fn rewriting(server: &str, from: &'static str, to: &'static str) -> St
                         }
                     }
                     if to_server.write_all(&piece).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    address
+}
+
+/// A way to a server on which each request whose head has a text waits until a reader that counts its passes has made
+/// one that began later.
+pub async fn holding(server: &str, text: &'static str, passes: &watch::Sender<u64>) -> String {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let (server, passes) = (server.to_owned(), passes.subscribe());
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let server = tokio::net::TcpStream::connect(&server).await.expect("ClickHouse runs");
+            let (mut from_client, mut to_client) = client.into_split();
+            let (mut from_server, mut to_server) = server.into_split();
+            let mut passes = passes.clone();
+            tokio::spawn(async move { tokio::io::copy(&mut from_server, &mut to_client).await });
+            tokio::spawn(async move {
+                let mut bytes = vec![0; 1 << 20];
+                while let Ok(count @ 1..) = from_client.read(&mut bytes).await {
+                    if bytes[..count].windows(text.len()).any(|piece| piece == text.as_bytes()) {
+                        let until = passes.borrow().saturating_add(2); // one may be under way
+                        let _ = passes.wait_for(|passes| *passes >= until).await; // or it reads no more
+                    }
+                    if to_server.write_all(&bytes[..count]).await.is_err() {
                         return;
                     }
                 }

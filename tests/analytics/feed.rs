@@ -19,6 +19,7 @@ use hapax::records::{
 };
 use hapax::relay::{Relay, RelayHandle};
 use hapax::{Error, RelayName, Tenant, Time, Topic};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::support::wait::{until, until_so};
@@ -210,51 +211,78 @@ pub async fn write(source: Arc<Source>, tenant: Option<Tenant>, count: usize, ac
     }
 }
 
-/// Whatever was acknowledged before `lastSyncAt` is in the answer. Feeds are killed and started meanwhile.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn t55_every_write_acknowledged_before_last_sync_at_is_in_the_answer() {
+/// Reads, and checks that every write that was acknowledged before `lastSyncAt` is in the answer.
+async fn look(
+    read: &Arc<dyn ReadModel>,
+    tenant: Option<&Tenant>,
+    acknowledged: &Acknowledged,
+) -> Option<Time> {
+    let known: Vec<_> = acknowledged.lock().unwrap().clone();
+    let (rows, synced) = listed(read, tenant).await;
+    let rows: BTreeMap<Uuid, Record> = rows.into_iter().map(|record| (record.id, record)).collect();
+    let of_tenant = known.iter().filter(|(of, ..)| of.as_ref() == tenant);
+    for (_, record, deleted, _) in of_tenant.filter(|(.., at)| synced.is_some_and(|synced| *at < synced)) {
+        if let Some(row) = rows.get(&record.id) {
+            assert!(row.seq >= record.seq, "{record:?} is missing, there is {row:?}");
+            continue;
+        }
+        let later = |(_, other, gone, _): &(Option<Tenant>, Record, bool, Time)| {
+            *gone && other.id == record.id && other.seq >= record.seq
+        };
+        // Its deletion may have been acknowledged after we looked: then the model knows.
+        let (of, orders) = (hapax::records::tenant_id(tenant).unwrap(), orders());
+        let version = read.version(of, &orders, record.id).await.unwrap();
+        let gone = version.is_some_and(|version| version.seq() >= record.seq);
+        assert!(*deleted || known.iter().any(later) || gone, "{record:?} is missing");
+    }
+    synced
+}
+
+/// Whatever was acknowledged before `lastSyncAt` is in the answer. Each feed has a model of `feeds`, and is killed
+/// once `lastSyncAt` has gone on with it, while writers write and this reads. `passes` counts how often all tenants
+/// were looked at.
+pub async fn witness(
+    read: Arc<dyn ReadModel>,
+    feeds: impl Fn() -> Arc<dyn ReadModel>,
+    passes: watch::Sender<u64>,
+) {
+    const KILLS_MIN: u64 = 5;
     let source = Arc::new(Source::new().await);
-    let (relay, model) = (source.relay(), sqlite(&source.file()));
-    let acknowledged = Arc::new(Mutex::new(Vec::new()));
+    let (relay, acknowledged) = (source.relay(), Acknowledged::default());
     let writers: Vec<_> = tenants()
         .map(|tenant| tokio::spawn(write(Arc::clone(&source), tenant, 150, Arc::clone(&acknowledged))))
         .into();
-    let mut looks = 0;
-    while looks < 5 || writers.iter().any(|writer| !writer.is_finished()) {
-        let feed = source.feed(Arc::clone(&model));
-        for tenant in tenants() {
-            let known: Vec<_> = acknowledged.lock().unwrap().clone();
-            let (rows, synced) = listed(&model, tenant.as_ref()).await;
-            let rows: BTreeMap<Uuid, Record> = rows.into_iter().map(|record| (record.id, record)).collect();
-            let Some(synced) = synced else { continue };
-            looks += 1;
-            for (_, record, deleted, at) in known.iter().filter(|(of, ..)| *of == tenant) {
-                if *at >= synced {
-                    continue;
-                }
-                if let Some(row) = rows.get(&record.id) {
-                    assert!(row.seq >= record.seq, "{record:?} is missing, there is {row:?}");
-                    continue;
-                }
-                let later = |(_, other, gone, _): &(Option<Tenant>, Record, bool, Time)| {
-                    *gone && other.id == record.id && other.seq >= record.seq
-                };
-                // Its deletion may have been acknowledged after we looked: then the model knows.
-                let (of, orders) = (hapax::records::tenant_id(tenant.as_ref()).unwrap(), orders());
-                let version = model.version(of, &orders, record.id).await.unwrap();
-                let gone = version.is_some_and(|version| version.seq() >= record.seq);
-                assert!(*deleted || known.iter().any(later) || gone, "{record:?} is missing");
+    let (mut kills, mut last) = (0, None);
+    while kills < KILLS_MIN || writers.iter().any(|writer| !writer.is_finished()) {
+        let (feed, before) = (source.feed(feeds()), last);
+        until("lastSyncAt goes on with a feed", async || {
+            for tenant in tenants() {
+                last = look(&read, tenant.as_ref(), &acknowledged).await.max(last);
             }
-        }
+            passes.send_modify(|passes| *passes += 1);
+            last > before
+        })
+        .await;
+        // Not always at the same step of a block.
+        tokio::time::sleep(Duration::from_millis(kills * 37 % 120)).await;
         feed.kill().await;
+        kills += 1;
     }
+    passes.send_replace(u64::MAX);
     for writer in writers {
         writer.await.unwrap();
     }
-    let feed = source.feed(Arc::clone(&model));
-    equals_source(&source, &model).await;
+    let feed = source.feed(feeds());
+    equals_source(&source, &read).await;
     feed.end().await;
     relay.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t55_every_write_acknowledged_before_last_sync_at_is_in_the_answer() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = sqlite(&dir.path().join("reads.db"));
+    witness(Arc::clone(&model), || Arc::clone(&model), watch::Sender::new(0)).await;
 }
 
 /// Everything that is published again, in any order, changes nothing.

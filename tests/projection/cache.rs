@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use hapax::backend::redis::{CacheProjection, CacheSettings};
+use hapax::ledger::Level;
 use hapax::projection::{Applied, Content, Projection as _, Uuid};
 use hapax::records::Record;
 use hapax::testing::projection::{change, name, shows, under};
@@ -142,4 +143,25 @@ async fn t320_a_server_that_evicts_is_refused() {
     let unreachable =
         CacheProjection::connect("redis://127.0.0.1:1", CacheSettings::default(), DAY).await.unwrap_err();
     assert!(unreachable.is_retryable() && unreachable.to_string().contains("127.0.0.1:1"), "{unreachable}");
+}
+
+/// What the server acknowledges and may forget when the machine stops is done in the ledger, and nobody repeats it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t521_a_server_that_writes_to_disk_later_is_warned_of() {
+    let server = valkey::Private::start(&[]).await;
+    let cache = CacheProjection::connect(&server.url(), CacheSettings::default(), DAY).await.unwrap();
+    let warnings = async || {
+        let found = cache.check().await.unwrap().into_iter().filter(|finding| finding.level > Level::Fine);
+        found.map(|finding| (finding.check, finding.level, finding.message)).collect::<Vec<_>>()
+    };
+    assert_eq!(warnings().await, [], "appendfsync is always");
+    for (fsync, when) in [("everysec", "in the last second or two"), ("no", "since the system last wrote")] {
+        server.command(&["CONFIG", "SET", "appendfsync", fsync]).await;
+        let found = warnings().await;
+        assert!(
+            matches!(&found[..], [("cache.durability", Level::Warning, message)]
+                if message.contains(&format!("appendfsync is {fsync}")) && message.contains(when) && message.contains("rebuild")),
+            "{found:?}"
+        );
+    }
 }

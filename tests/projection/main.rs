@@ -6,6 +6,7 @@
 mod broken;
 mod cache;
 mod crash;
+mod late;
 mod mutants;
 mod rebuild;
 mod search;

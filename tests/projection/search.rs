@@ -10,7 +10,7 @@ use hapax::Consumer;
 use hapax::backend::memory::MemoryLedger;
 use hapax::backend::opensearch::{MissingAlias, SearchProjection};
 use hapax::bus::{Bus, MemoryBus, Record, TopicSettings};
-use hapax::ledger::{Filter, Operations as _, State};
+use hapax::ledger::{Filter, Level, Operations as _, State};
 use hapax::projection::{Applied, Projection, Projector, rebuild, settings};
 use hapax::testing::projection::{ProjectionHarness as _, apply, change, name, shows};
 use hapax::{Error, Scope};
@@ -396,4 +396,37 @@ async fn t358_a_generation_that_does_not_fit_is_refused_at_the_start() {
     let message = Projector::new(harness.open().await, 40_000).unwrap_err().to_string();
     assert!(message.contains("40000") && message.contains("32767"), "{message}");
     assert!(Projector::new(harness.open().await, 32_767).is_ok());
+}
+
+/// A template of the operator must not make the engine acknowledge what is not on disk: nobody would write it again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t522_an_index_is_on_disk_when_it_answers_whatever_a_template_says() {
+    let harness = SearchHarness::new().await;
+    let alias = &harness.alias;
+    let template = json!({
+        "index_patterns": [format!("{alias}-*")],
+        "template": {"settings": {"index.translog.durability": "async"}},
+    });
+    let path = format!("_index_template/{alias}");
+    assert_eq!(ask("PUT", &path, Some(&template.to_string())).await.0, 200);
+    let projection = harness.open().await;
+    let (_, settings) = ask("GET", &format!("{alias}/_settings"), None).await;
+    let (index, of) = settings.as_object().unwrap().iter().next().unwrap();
+    assert_eq!(of["settings"]["index"]["translog"]["durability"], "request", "{of}");
+    let warned = async || {
+        let found =
+            projection.check().await.unwrap().into_iter().filter(|finding| finding.level > Level::Fine);
+        found.map(|finding| (finding.check, finding.level, finding.message)).collect::<Vec<_>>()
+    };
+    assert_eq!(warned().await, []);
+    // One that was made by somebody else, or changed.
+    let changed = json!({"index": {"translog": {"durability": "async"}}}).to_string();
+    assert_eq!(ask("PUT", &format!("{index}/_settings"), Some(&changed)).await.0, 200);
+    let found = warned().await;
+    assert!(
+        matches!(&found[..], [("opensearch.durability", Level::Warning, message)]
+            if message.contains(index) && message.contains("async") && message.contains("request")),
+        "{found:?}"
+    );
+    assert_eq!(ask("DELETE", &path, None).await.0, 200);
 }

@@ -172,6 +172,34 @@ impl Found {
         self.name == RECORDS || self.name.starts_with(NEXT)
     }
 
+    /// Why it cannot be used, if it is not as hapax makes it.
+    fn refusal(&self, database: &str) -> Option<String> {
+        let (name, engine) = (format!("{database}.{}", self.name), self.engine.as_str());
+        let hapax_makes = if self.is_of_rows() { "ReplacingMergeTree" } else { "AggregatingMergeTree" };
+        if engine != hapax_makes && engine.ends_with(hapax_makes) {
+            return Some(format!(
+                "table {name} has engine {engine}, which has replicas: rows that are missing on one replica may be in lastSyncAt \
+                 of another replica, so an answer would lack what it says it has; hapax needs {hapax_makes}, on one server"
+            ));
+        }
+        let sound = match self.name.as_str() {
+            _ if self.is_of_rows() => {
+                engine == hapax_makes
+                    && self.sorting_key == "tenant_id, module, record_id"
+                    && self.partition_key.is_empty()
+            }
+            VIEW => engine == "View",
+            _ => engine == hapax_makes,
+        };
+        (!sound).then(|| {
+            format!(
+                "table {name} has engine {engine}, sorting key ({}) and partition key ({}): it is not as hapax makes it, and would \
+                 count wrongly; `hapax query schema` prints how it is made",
+                self.sorting_key, self.partition_key
+            )
+        })
+    }
+
     pub(super) fn about(&self, server: &Server) -> Result<About> {
         let name = format!("{}.{}", server.database(), self.name);
         match About::of(&self.comment) {
@@ -273,22 +301,8 @@ pub(super) async fn of_rows(server: &Server) -> Result<Found> {
 fn check(server: &Server, tables: &[Found]) -> Result<()> {
     for table in tables {
         table.about(server)?;
-        let name = format!("{}.{}", server.database(), table.name);
-        let sound = match table.name.as_str() {
-            _ if table.is_of_rows() => {
-                table.engine.ends_with("ReplacingMergeTree")
-                    && table.sorting_key == "tenant_id, module, record_id"
-                    && table.partition_key.is_empty()
-            }
-            VIEW => table.engine == "View",
-            _ => table.engine.ends_with("AggregatingMergeTree"),
-        };
-        if !sound {
-            return Err(Error::Schema(format!(
-                "table {name} has engine {}, sorting key ({}) and partition key ({}): it is not as hapax makes it, and would count \
-                 wrongly; `hapax query schema` prints how it is made",
-                table.engine, table.sorting_key, table.partition_key
-            )));
+        if let Some(message) = table.refusal(server.database()) {
+            return Err(Error::Schema(message));
         }
     }
     Ok(())
@@ -416,6 +430,42 @@ FROM d.data_records FINAL WHERE tenant_id = {tenant:UUID}
 SETTINGS do_not_merge_across_partitions_select_final = 0, optimize_move_to_prewhere_if_final = 0, use_skip_indexes_if_final = 0
 COMMENT 'hapax read model, version 1, build 2'"
         );
+    }
+
+    /// The engine of our tests has no Keeper, so it can make no such table: the decision is tested without a server.
+    #[test]
+    fn t520_a_table_with_replicas_is_refused() {
+        let refusal = |name: &str, engine: &str| {
+            let is_of_rows = name == RECORDS || name.starts_with(NEXT);
+            let sorting_key =
+                if is_of_rows { "tenant_id, module, record_id" } else { "model, topic, number" };
+            let found = Found {
+                name: name.to_owned(),
+                uuid: PROBE,
+                engine: engine.to_owned(),
+                sorting_key: sorting_key.to_owned(),
+                partition_key: String::new(),
+                comment: String::new(),
+            };
+            found.refusal("d")
+        };
+        let next = format!("{NEXT}1");
+        for (name, engine) in [
+            (RECORDS, "ReplacingMergeTree"),
+            (next.as_str(), "ReplacingMergeTree"),
+            (SYNC, "AggregatingMergeTree"),
+            (REJECTED, "AggregatingMergeTree"),
+        ] {
+            assert_eq!(refusal(name, engine), None, "{name}");
+            for replicas in ["Replicated", "Shared"] {
+                let message = refusal(name, &format!("{replicas}{engine}")).unwrap_or_default();
+                let said = format!("table d.{name} has engine {replicas}{engine}, which has replicas");
+                assert!(message.starts_with(&said) && message.contains("another replica"), "{message:?}");
+            }
+            let message = refusal(name, "MergeTree").unwrap();
+            assert!(message.contains("it is not as hapax makes it"), "{message}");
+        }
+        assert_eq!(refusal(VIEW, "View"), None);
     }
 
     #[test]

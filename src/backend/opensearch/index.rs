@@ -1,5 +1,6 @@
 //! Indices and aliases: the one that is read, and one that is being made anew.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
@@ -14,6 +15,9 @@ use crate::projection::{Applied, Change, Rebuilding};
 
 /// The layout of documents. Another number is another layout.
 const FORMAT: u64 = 1;
+/// When the engine writes to disk what it acknowledges, and what it must be.
+const DURABILITY: &str = "index.translog.durability";
+const ON_DISK: &str = "request";
 /// The first version of OpenSearch with `flat_object`.
 const VERSION_MIN: (u64, u64) = (2, 7);
 
@@ -192,7 +196,10 @@ impl SearchProjection {
         let keyword = json!({"type": "keyword"});
         let date = json!({"type": "date"});
         let body = json!({
-            "settings": {"number_of_shards": settings.shards, "number_of_replicas": settings.replicas},
+            "settings": {
+                "number_of_shards": settings.shards, "number_of_replicas": settings.replicas,
+                DURABILITY: ON_DISK, // also where a template says something else
+            },
             "mappings": {
                 "dynamic": "strict",
                 "_meta": {"hapax": {"format": FORMAT}},
@@ -274,6 +281,36 @@ impl SearchProjection {
             }
         };
         Ok(found.into_iter().filter_map(about).collect())
+    }
+
+    /// The indices that acknowledge what is not on disk yet, a sentence about each.
+    pub(super) async fn volatile(&self) -> Result<Vec<String>> {
+        let (client, Places { shown, written }) = (&self.0.client, self.places().await?);
+        let indices: BTreeSet<String> = shown.into_iter().chain(written).collect();
+        let mut found = Vec::new();
+        for index in indices {
+            let path = format!("{index}/_settings/{DURABILITY}?include_defaults=true&flat_settings=true");
+            let settings = match client.ok(Method::GET, &path, None, "reading the settings of an index").await
+            {
+                Ok(answer) => parsed::<Value>(&answer)?,
+                // Whoever may use the aliases only can write and read, and not know.
+                Err(Error::Refused { what, .. }) => {
+                    found.push(what);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            let of = &settings[&index];
+            let set = of["settings"][DURABILITY].as_str().or_else(|| of["defaults"][DURABILITY].as_str());
+            let set = set.unwrap_or("unknown");
+            if !set.eq_ignore_ascii_case(ON_DISK) {
+                found.push(format!(
+                    "{DURABILITY} of {index} is {set}: what was acknowledged in the last seconds is lost if the machine stops, and \
+                     its consumer does not repeat it; set {ON_DISK}"
+                ));
+            }
+        }
+        Ok(found)
     }
 
     /// All of these at once, or nothing.

@@ -291,16 +291,13 @@ impl Projection for SearchProjection {
             fine("opensearch.version", format!("OpenSearch {version}")),
             fine("opensearch.alias", format!("{} is an alias of {index}", self.0.alias)),
         ];
+        let warning = |check| move |message| Finding { level: Level::Warning, check, message };
+        findings.extend(self.volatile().await?.into_iter().map(warning("opensearch.durability")));
         if let Some(index) = self.places().await?.unswitched() {
             let (level, check) = (Level::Refusal, "opensearch.rebuild");
             findings.push(Finding { level, check, message: cut_off(index) });
         } else {
-            let (level, check) = (Level::Warning, "opensearch.unfinished");
-            findings.extend(self.unread().await?.into_iter().map(|message| Finding {
-                level,
-                check,
-                message,
-            }));
+            findings.extend(self.unread().await?.into_iter().map(warning("opensearch.unfinished")));
         }
         Ok(findings)
     }

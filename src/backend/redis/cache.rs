@@ -19,6 +19,7 @@ use redis::aio::ConnectionManager;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use super::check::{appendfsync, of_appendfsync};
 use super::connect::{Doing, at, info, manager, send};
 use crate::clock::Time;
 use crate::error::{Error, Result};
@@ -49,7 +50,8 @@ pub struct CacheSettings {
     /// How long a value is kept; `None`: until it is replaced or deleted.
     pub value_ttl: Option<Duration>,
     /// How long the version of a record is kept after its last write. At least as long as an event can
-    /// be delivered again (the retention of ledger and topic), and as the value.
+    /// be delivered again, and as the value. `hapax` compares it with the ledger's retention: a topic that
+    /// is kept for longer must not be read from its beginning again without a rebuild.
     pub marker_ttl: Duration,
 }
 
@@ -369,7 +371,8 @@ impl Projection for CacheProjection {
     }
 
     async fn check(&self) -> Result<Vec<Finding>> {
-        Ok(judge(&info(&self.connection).await?))
+        let info = info(&self.connection).await?;
+        Ok(judge(&info, appendfsync(&self.connection).await.as_deref()))
     }
 
     fn forgets_after(&self) -> Option<Duration> {
@@ -425,7 +428,7 @@ impl Rebuilding for Refill {
 }
 
 /// Judges what the server reports about itself, as far as it matters to a cache.
-fn judge(info: &HashMap<String, String>) -> Vec<Finding> {
+fn judge(info: &HashMap<String, String>, fsync: Option<&str>) -> Vec<Finding> {
     let of = |name: &str| info.get(name).map_or("unknown", String::as_str);
     let mut findings = Vec::new();
     let mut report = |level, check, message: String| findings.push(Finding { level, check, message });
@@ -456,6 +459,9 @@ fn judge(info: &HashMap<String, String>) -> Vec<Finding> {
         let message = "appendonly is no: after a restart the cache is what its last snapshot was, and its consumer does not repeat \
                        what was done since; set appendonly yes, or rebuild it then";
         report(Level::Warning, "cache.durability", message.into());
+    } else {
+        let so = "and its consumer does not repeat it (then rebuild the cache)";
+        findings.push(of_appendfsync("cache.durability", fsync, so));
     }
     findings
 }
@@ -470,7 +476,8 @@ mod tests {
             let fine = [("maxmemory_policy", "noeviction"), ("cluster_enabled", "0"), ("aof_enabled", "1")];
             let pairs = fine.iter().chain(changes);
             let info = pairs.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-            let worse = judge(&info).into_iter().filter(|finding| finding.level > Level::Fine);
+            let worse =
+                judge(&info, Some("always")).into_iter().filter(|finding| finding.level > Level::Fine);
             worse.map(|finding| (finding.check, finding.level)).collect::<Vec<_>>()
         };
         assert_eq!(judged(&[]), []);

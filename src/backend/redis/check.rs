@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use redis::aio::ConnectionManager;
+
 use super::connect::info;
 use super::{Accept, RedisLedger};
 use crate::error::Result;
@@ -11,11 +13,43 @@ use crate::words::counted;
 /// Judges the server by what it reports about itself.
 pub(super) async fn findings(ledger: &RedisLedger) -> Result<Vec<Finding>> {
     let info = info(&ledger.0.connection).await?;
-    // A managed server may not allow reading its configuration.
-    let fsync: Option<HashMap<String, String>> =
-        redis::cmd("CONFIG").arg("GET").arg("appendfsync").query_async(&mut ledger.connection()).await.ok();
-    let fsync = fsync.as_ref().and_then(|config| config.get("appendfsync")).map(String::as_str);
-    Ok(judge(&info, fsync, &ledger.0.accept))
+    let fsync = appendfsync(&ledger.0.connection).await;
+    Ok(judge(&info, fsync.as_deref(), &ledger.0.accept))
+}
+
+/// When a server with an append-only file writes it to disk; `None`: a managed server may not allow reading its
+/// configuration.
+pub(super) async fn appendfsync(connection: &ConnectionManager) -> Option<String> {
+    let mut ask = redis::cmd("CONFIG");
+    let found: Option<HashMap<String, String>> =
+        ask.arg("GET").arg("appendfsync").query_async(&mut connection.clone()).await.ok();
+    found?.remove("appendfsync")
+}
+
+/// Judges an append-only file by that. `so` says what follows from the loss of what was acknowledged last.
+pub(super) fn of_appendfsync(check: &'static str, fsync: Option<&str>, so: &str) -> Finding {
+    let (level, message) = match fsync {
+        Some("always") => (Level::Fine, "appendfsync is always".to_owned()),
+        Some(fsync) => {
+            let when = if fsync == "everysec" {
+                "in the last second or two"
+            } else {
+                "since the system last wrote to disk"
+            };
+            let message = format!(
+                "appendfsync is {fsync}: what was acknowledged {when} is lost if the machine stops, {so}; set always"
+            );
+            (Level::Warning, message)
+        }
+        None => (
+            Level::Warning,
+            format!(
+                "appendfsync cannot be read (CONFIG is not allowed): unless it is always, what was acknowledged last is lost if the \
+                 machine stops, {so}"
+            ),
+        ),
+    };
+    Finding { level, check, message }
 }
 
 fn judge(info: &HashMap<String, String>, fsync: Option<&str>, accepted: &[Accept]) -> Vec<Finding> {
@@ -53,25 +87,8 @@ fn judge(info: &HashMap<String, String>, fsync: Option<&str>, accepted: &[Accept
         }
     }
     if of("aof_enabled") == "1" {
-        match fsync {
-            Some("always") => report(Level::Fine, "durability", "appendfsync is always".into()),
-            Some(fsync) => report(
-                Level::Warning,
-                "durability",
-                format!(
-                    "appendfsync is {fsync}: what was acknowledged {} is lost if the machine stops, and is run again; set \
-                     always",
-                    if fsync == "everysec" { "in the last second or two" } else { "since the system last wrote to disk" }
-                ),
-            ),
-            None => report(
-                Level::Warning,
-                "durability",
-                "appendfsync cannot be read (CONFIG is not allowed): unless it is always, what was acknowledged last is lost if \
-                 the machine stops"
-                    .into(),
-            ),
-        }
+        let Finding { level, check, message } = of_appendfsync("durability", fsync, "and is run again");
+        report(level, check, message);
     } else {
         let message = "appendonly is no: everything since the last snapshot is lost if the server stops, and is run again; set \
              appendonly yes and appendfsync always";

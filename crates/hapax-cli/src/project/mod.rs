@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use hapax::config::{Config, hide_password};
 use hapax::open::ProjectionUse;
-use hapax::projection::{History, Projection, rebuild, verify};
+use hapax::projection::{History, Projection, Reading, rebuild, verify};
 use hapax::words::counted;
 use hapax::{Journal, Scope};
 use serde_json::json;
@@ -21,6 +21,9 @@ use crate::signal::Gate;
 use crate::token::ByArgs;
 use crate::verify::{hex, sum, sums};
 use crate::{open, print, who};
+
+/// How long a consumer that follows may take to read what was written before something was found missing.
+const CATCH_UP: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Args)]
 pub struct ProjectArgs {
@@ -89,6 +92,8 @@ struct HistoryArgs {
 pub(crate) struct VerifyArgs {
     #[command(flatten)]
     to: ToArgs,
+    #[command(flatten)]
+    topic: TopicArgs,
     /// How long to wait for changes that are still on their way
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "5s")]
     wait: Duration,
@@ -212,7 +217,7 @@ async fn make_anew(global: &Global, args: &HistoryArgs) -> Result<u8, Failure> {
 
 /// Compares a projection. Also `hapax verify search` and `hapax verify cache`, which take one kind of URL.
 pub(crate) async fn compare(global: &Global, args: &VerifyArgs, kind: Option<&str>) -> Result<u8, Failure> {
-    let config = args.to.load(global, &[])?;
+    let config = args.to.load(global, &[("relay.topic", "--topic", args.topic.topic.clone())])?;
     if let (Some(kind), Some(url)) = (kind, config.projection.urls.first())
         && !url.starts_with(kind)
     {
@@ -223,7 +228,23 @@ pub(crate) async fn compare(global: &Global, args: &VerifyArgs, kind: Option<&st
     let records = open::records_of_all(global, &config).await?;
     let projection = projection(&config, ProjectionUse::Run).await?;
     let history = History::open(&*journal, &*records, None, config.analytics.generation).await?;
-    let verified = verify(&*projection, &history, args.wait).await?;
+    let mut verified = verify(&*projection, &history, args.wait).await?;
+    if !verified.differences.is_empty() {
+        let topic = config.relay.topic.clone();
+        let group = config.projector_settings(args.topic.scope.clone(), topic.clone())?.group();
+        match open::bus_of(global, &config, std::slice::from_ref(&topic)).await {
+            Ok(bus) => {
+                let reading = Reading::new(&*bus, topic, group, config.relay.name.clone());
+                verified.recheck(&*projection, &history, &reading, CATCH_UP).await?;
+            }
+            Err(failure) => {
+                let reason = print::escaped(failure.message());
+                eprintln!(
+                    "hapax: what is missing may be late; how far the consumer has read is unknown: {reason}"
+                );
+            }
+        }
+    }
     let count = verified.differences.len() + verified.foreign.len();
     let of_records = verified.differences.iter().map(|(name, what)| (name.to_string(), what.to_string()));
     let foreign = verified

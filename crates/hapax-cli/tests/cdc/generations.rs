@@ -5,6 +5,7 @@ use serde_json::json;
 
 use crate::common::consume::wait_until;
 use crate::common::serve::Server;
+use crate::flows::writes_are_visible_soon;
 use crate::own::Own;
 use crate::{PARTITIONS, create, delete, listed, stored, text, visible, world};
 
@@ -58,4 +59,16 @@ fn t53_a_slot_that_is_made_anew_leads_to_a_new_generation() {
     own.run(&world, &["cdc", "status"], 2, "first").code(0);
     own.run(&world, &["verify", "analytics", "--module", "orders", "--wait", "60s"], 2, "first").code(0);
     own.run(&world, &["cdc", "remove", "--slot"], 2, "first").code(0);
+}
+
+/// From the acknowledgement of a write, through Debezium, to an answer of ClickHouse.
+#[test]
+fn a_write_is_visible_soon_in_clickhouse() {
+    let (world, own) = (world(), Own::new());
+    own.run(&world, &["cdc", "remove", "--slot"], 1, "first"); // of a run before
+    own.run(&world, &["cdc", "apply", "--create", &PARTITIONS.to_string()], 1, "first").code(0);
+    let server = own.serve(&world, 1);
+    writes_are_visible_soon(&server);
+    drop(server);
+    own.run(&world, &["cdc", "remove", "--slot"], 1, "first").code(0);
 }
