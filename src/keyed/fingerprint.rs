@@ -1,5 +1,7 @@
 //! Fingerprints: they tell whether two requests are the same.
 
+use std::collections::HashSet;
+
 use sha2::{Digest as _, Sha256};
 
 use crate::event::{Fingerprint, canonical, members};
@@ -55,7 +57,7 @@ impl RequestFingerprint {
     /// ```
     pub fn of(secret: &[u8; 32], request: &RequestParts<'_>) -> Self {
         let RequestParts { principal, method, target, body, headers, canonical_json } = *request;
-        let whole_body = if canonical_json { canonical(body) } else { None };
+        let whole_body = canonical_json.then(|| canonical_body(body));
         let hashed = whole_body.as_deref().unwrap_or(body);
         let mut hash = Sha256::new();
         hash.update(secret);
@@ -119,10 +121,20 @@ impl RequestFingerprint {
     }
 }
 
-/// The fields of a JSON object, in canonical form; `None` if it is not an object, or has too many fields.
+/// The canonical form of a body. One that has none could be written like the form of another: no form begins with
+/// the byte that is put in front of it.
+fn canonical_body(body: &[u8]) -> Vec<u8> {
+    canonical(body).unwrap_or_else(|| [b"\xff", body].concat())
+}
+
+/// The fields of a JSON object, in canonical form; `None` if it is not an object, has too many fields, or one name
+/// twice: which of its values came first counts, too.
 fn fields(body: &[u8]) -> Option<Vec<(String, Vec<u8>)>> {
     let members = members(body)?;
-    let named = members.len() <= FIELDS_MAX && members.iter().all(|(name, _)| name.len() <= NAME_BYTES_MAX);
+    let distinct: HashSet<&str> = members.iter().map(|(name, _)| name.as_str()).collect();
+    let named = members.len() <= FIELDS_MAX
+        && distinct.len() == members.len()
+        && members.iter().all(|(name, _)| name.len() <= NAME_BYTES_MAX);
     let pointer = |name: &str| format!("/{}", name.replace('~', "~0").replace('/', "~1"));
     let value = |value: &str| canonical(value.as_bytes()).unwrap_or_else(|| value.as_bytes().to_vec());
     named.then(|| members.iter().map(|(name, of)| (pointer(name), value(of.get()))).collect())
@@ -204,6 +216,29 @@ mod tests {
             fingerprint(base().body, true),
             "numbers as written"
         );
+    }
+
+    /// The canonical form of `[1]` is `[1,]`, which a client may send too.
+    #[test]
+    fn t544_a_body_that_is_no_json_is_not_the_form_of_another() {
+        let of = |body: &[u8]| {
+            RequestFingerprint::of(&SECRET, &RequestParts { body, canonical_json: true, ..base() })
+        };
+        for (json, other) in [(&b"[1]"[..], &b"[1,]"[..]), (b"{\"a\":1}", b"{\"a\":1,}")] {
+            assert_ne!(of(json).whole, of(other).whole);
+            assert!(of(json).differing(&of(other).parts_text()).contains(&"body".to_owned()));
+        }
+    }
+
+    /// Their order counts, so two orders are two requests, and something has to be named.
+    #[test]
+    fn t545_names_that_are_there_twice_are_not_compared_one_by_one() {
+        let of = |body: &[u8]| {
+            RequestFingerprint::of(&SECRET, &RequestParts { body, canonical_json: true, ..base() })
+        };
+        let (first, other) = (of(br#"{"a":1,"a":2}"#), of(br#"{"a":2,"a":1}"#));
+        assert_ne!(first.whole, other.whole);
+        assert_eq!(other.differing(&first.parts_text()), ["body"]);
     }
 
     #[test]

@@ -25,6 +25,10 @@ use crate::ledger::{Cursor, CursorParts};
 use crate::records::{PAYLOAD_BYTES_MAX, Payload};
 use crate::sink::protocol::{Line, Reply};
 
+mod request;
+
+pub use request::request;
+
 /// A check of one parser.
 pub type Target = fn(&[u8]);
 
@@ -41,6 +45,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("api_token", api_token),
     ("cursors", cursors),
     ("debezium", debezium),
+    ("request", request),
     #[cfg(feature = "client")]
     ("prepared_write", prepared_write),
 ];

@@ -219,6 +219,10 @@ async fn memory(options: &Options) -> Fallible<Report> {
         )
         .into());
     }
+    let growth = growth(&samples[samples.len() / 2..], step).map_or_else(
+        || "too few samples for a slope".to_owned(),
+        |slope| format!("slope of the second half of the samples: {slope:.1} bytes per request"),
+    );
     samples.push(server.resident()?);
     server.end().await?;
     let (first, last) = (samples[0], samples[samples.len() - 1]);
@@ -231,11 +235,28 @@ async fn memory(options: &Options) -> Fallible<Report> {
             Line::new("at the end", vec![last]),
             Line::new(format!("every {step} requests"), samples),
         ],
-        notes: vec![format!(
-            "{sent} of {requests} requests; {CLIENTS} connections, {:.0} requests/s in {took:.0} s; of {TURN}: a keyed create and its replay, 6 claims, 6 looks, 6 dones",
-            sent as f64 / took
-        )],
+        notes: vec![
+            growth,
+            format!(
+                "{sent} of {requests} requests; {CLIENTS} connections, {:.0} requests/s in {took:.0} s; of {TURN}: a keyed create and its replay, 6 claims, 6 looks, 6 dones",
+                sent as f64 / took
+            ),
+        ],
     })
+}
+
+/// How many bytes a request leaves behind, by least squares over samples in MiB that are `step` requests apart. What
+/// only warms up comes to rest; what grows with every request does not.
+fn growth(samples: &[f64], step: u64) -> Option<f64> {
+    let middle = (samples.len().checked_sub(1)?) as f64 / 2.0;
+    let mean = samples.iter().sum::<f64>() / samples.len() as f64;
+    let (mut with, mut of) = (0.0, 0.0);
+    for (at, sample) in samples.iter().enumerate() {
+        let distance = at as f64 - middle;
+        with += distance * (sample - mean);
+        of += distance * distance;
+    }
+    (of > 0.0).then(|| with / of * 1024.0 * 1024.0 / step as f64)
 }
 
 /// Milliseconds from the start of the process until it says that it is ready, and until `/readyz` agrees.
@@ -290,4 +311,19 @@ async fn starts(options: &Options) -> Fallible<Report> {
 /// Runs the bench.
 pub async fn run(options: &Options) -> Fallible<Vec<Report>> {
     Ok(vec![starts(options).await?, claims(options).await?, memory(options).await?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::growth;
+
+    #[test]
+    fn growth_is_told_from_warming_up() {
+        let mib = |requests: u64| 50.0 + requests as f64 * 100.0 / (1024.0 * 1024.0);
+        let leaks: Vec<f64> = (10..20).map(|n| mib(n * 50_000)).collect();
+        let slope = growth(&leaks, 50_000).unwrap();
+        assert!((slope - 100.0).abs() < 0.001, "{slope}");
+        assert!(growth(&[60.0; 10], 50_000).unwrap().abs() < 0.001, "warm");
+        assert_eq!((growth(&[60.0], 50_000), growth(&[], 50_000)), (None, None));
+    }
 }

@@ -21,7 +21,7 @@ const PART: Part = Part {
     name: "the ledger",
     none: "ledger",
     is_plural: false,
-    remedy: "run `hapax ledger init`",
+    remedy: "run `hapax ledger init` with the owner's role, and what `hapax ledger grants` prints for another role",
     meta: "meta",
     version: VERSION,
     accepts: ACCEPTS,

@@ -2,6 +2,7 @@
 //! not be read twice.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::sync::Arc;
 
 use rusqlite::{Connection, OptionalExtension, Params, params};
@@ -27,6 +28,17 @@ pub(super) struct Memo {
     weeks: HashMap<Week, WeekMemo>,
     weeks_count: Option<usize>,
     version: Option<i64>,
+}
+
+/// How many scopes are cached, and how many names.
+const NAMES_MAX: usize = 10_000;
+
+/// Caches one more. Callers choose names: a flood of them must not fill the memory. What is forgotten costs a lookup.
+fn remember<K: Eq + Hash, V>(known: &mut HashMap<K, V>, key: K, value: V) {
+    if known.len() >= NAMES_MAX {
+        known.clear();
+    }
+    known.insert(key, value);
 }
 
 /// Cached facts about a week.
@@ -157,7 +169,7 @@ impl<'c> LedgerTx<'c> {
                 .and_then(|mut statement| statement.insert([name]))
                 .doing("registering a name")?,
         };
-        self.memo.names.insert(name.into(), number);
+        remember(&mut self.memo.names, name.into(), number);
         Ok(number)
     }
 
@@ -247,7 +259,7 @@ impl Rows for LedgerTx<'_> {
             Some(known) => known,
             None => self.new_scope(tenant, scope)?,
         };
-        self.memo.scopes.insert(key, known);
+        remember(&mut self.memo.scopes, key, known);
         Ok(known)
     }
 
@@ -420,4 +432,31 @@ pub(super) fn find_scope(
                 .optional()
         })
         .doing("looking for a scope")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::SystemClock;
+
+    #[test]
+    fn t546_a_flood_of_scopes_and_names_does_not_fill_the_memory() {
+        let conn = Connection::open_in_memory().unwrap();
+        conn.execute_batch(
+            "CREATE TABLE hapax_scope (number INTEGER PRIMARY KEY, tenant, scope, began, UNIQUE (tenant, scope));
+             CREATE TABLE hapax_name (number INTEGER PRIMARY KEY, name UNIQUE)",
+        )
+        .unwrap();
+        let mut memo = Memo::default();
+        let scope = |n: usize| Scope::new(format!("scope-{n}")).unwrap();
+        let mut tx = LedgerTx::new(&conn, &mut memo, &SystemClock);
+        let first = (tx.scope(None, &scope(0)).unwrap(), tx.name("name-0").unwrap());
+        for n in 0..NAMES_MAX + 10 {
+            tx.scope(None, &scope(n)).unwrap();
+            tx.name(&format!("name-{n}")).unwrap();
+        }
+        assert!(tx.memo.scopes.len() <= NAMES_MAX && tx.memo.names.len() <= NAMES_MAX);
+        let again = (tx.scope(None, &scope(0)).unwrap(), tx.name("name-0").unwrap());
+        assert_eq!(again, first, "what was forgotten is found again");
+    }
 }

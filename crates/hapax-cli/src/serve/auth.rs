@@ -282,7 +282,7 @@ fn token_given(headers: &HeaderMap) -> bool {
 }
 
 /// The one token in the headers. The error is a sentence.
-fn bearer(headers: &HeaderMap) -> Result<&str, String> {
+pub(super) fn bearer(headers: &HeaderMap) -> Result<&str, String> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let Some(value) = values.next() else {
         return Err("this needs a token: send the header Authorization: Bearer hpx_…".into());

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
+use utoipa::ToSchema;
 
 use super::app::{App, Shared, With};
 use super::auth::Operator;
@@ -39,7 +40,7 @@ pub struct Watched {
 }
 
 /// What a visitor can do to a demo.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Chaos {
     /// Kills a process, as `kill -9` does.
@@ -63,7 +64,7 @@ pub struct Demo {
     pub look: Arc<dyn Fn() -> Value + Send + Sync>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct Body {
     what: Chaos,

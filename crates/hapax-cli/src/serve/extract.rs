@@ -4,27 +4,29 @@ use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use hapax::Error;
 use hapax::problem::Problem;
 use percent_encoding::percent_decode_str;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use utoipa::{IntoParams, ToSchema};
 
 use super::app::Shared;
+use super::wording;
 
 /// A body of JSON: of a request, or of an answer.
 #[derive(Debug)]
 pub struct Json<T>(pub T);
 
-impl<T: DeserializeOwned> FromRequest<Shared> for Json<T> {
+impl<T: DeserializeOwned + ToSchema> FromRequest<Shared> for Json<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, app: &Shared) -> Result<Self, Problem> {
         check_media_type(request.headers())?;
         let bytes = read(request.into_body(), app.config.serve.body_bytes_max).await?;
-        serde_json::from_slice(&bytes).map(Json).map_err(|error| not_json(&error))
+        serde_json::from_slice(&bytes).map(Json).map_err(|error| not_json::<T>(&bytes, &error))
     }
 }
 
@@ -83,22 +85,18 @@ pub async fn read(body: Body, limit: usize) -> Result<Bytes, Problem> {
     })
 }
 
-fn not_json(error: &serde_json::Error) -> Problem {
-    Problem::new(
-        StatusCode::BAD_REQUEST,
-        "json-invalid",
-        "The body is not what is expected",
-        error.to_string(),
-    )
-    .member("line", error.line())
-    .member("column", error.column())
+fn not_json<T: DeserializeOwned + ToSchema>(bytes: &[u8], error: &serde_json::Error) -> Problem {
+    let detail = wording::of_body::<T>(bytes, error);
+    Problem::new(StatusCode::BAD_REQUEST, "json-invalid", "The body is not what is expected", detail)
+        .member("line", error.line())
+        .member("column", error.column())
 }
 
 /// The parameters after the question mark.
 #[derive(Debug)]
 pub struct Params<T>(pub T);
 
-impl<T: DeserializeOwned> FromRequestParts<Shared> for Params<T> {
+impl<T: DeserializeOwned + IntoParams> FromRequestParts<Shared> for Params<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &Shared) -> Result<Self, Problem> {
@@ -109,27 +107,14 @@ impl<T: DeserializeOwned> FromRequestParts<Shared> for Params<T> {
         }
         match Query::try_from_uri(&parts.uri) {
             Ok(Query(params)) => Ok(Params(params)),
-            Err(rejection) => Err(bad_query(&parts.uri, &rejection.body_text()).into()),
+            Err(rejection) => {
+                let pairs = Query::<Vec<(String, String)>>::try_from_uri(&parts.uri);
+                let pairs = pairs.map(|Query(pairs)| pairs).unwrap_or_default();
+                let message = wording::of_query::<T>(&pairs, &rejection.body_text());
+                Err(Error::invalid("query", message).into())
+            }
         }
     }
-}
-
-/// What is wrong with a parameter, from what the parser says: its name, a colon, and why.
-fn bad_query(uri: &Uri, message: &str) -> Error {
-    let message = message.strip_prefix("Failed to deserialize query string: ").unwrap_or(message);
-    let pairs = Query::<Vec<(String, String)>>::try_from_uri(uri).map(|Query(pairs)| pairs);
-    let given = |name: &str| pairs.iter().flatten().find(|(given, _)| given == name).map(|(_, value)| value);
-    let takes = |reason: &str| match reason {
-        "invalid digit found in string" | "cannot parse integer from empty string" => Some("a whole number"),
-        "number too large to fit in target type" => Some("a smaller number"),
-        "number too small to fit in target type" => Some("a larger number"),
-        "provided string was not `true` or `false`" => Some("true or false"),
-        _ => None,
-    };
-    let sentence = message.split_once(": ").and_then(|(name, reason)| {
-        Some(format!("{name} is {:?}; it must be {}", given(name)?, takes(reason)?))
-    });
-    Error::invalid("query", sentence.unwrap_or_else(|| message.to_owned()))
 }
 
 /// The name in a path, or all of them, decoded.

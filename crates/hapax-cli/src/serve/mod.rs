@@ -26,6 +26,8 @@ mod feeding;
 mod front;
 mod groups;
 mod health;
+#[cfg(test)]
+mod hostile;
 mod hosts;
 mod journal;
 mod kept;
@@ -48,6 +50,7 @@ mod stream;
 mod tally;
 mod tokens;
 mod waiting;
+mod wording;
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};

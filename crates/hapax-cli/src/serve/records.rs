@@ -72,7 +72,7 @@ impl IntoResponse for Refused {
 /// A body of JSON; what is wrong with it is [`Refused`].
 struct Body<T>(T);
 
-impl<T: DeserializeOwned> FromRequest<Shared> for Body<T> {
+impl<T: DeserializeOwned + ToSchema> FromRequest<Shared> for Body<T> {
     type Rejection = Refused;
 
     async fn from_request(request: Request, app: &Shared) -> Result<Self, Refused> {
@@ -276,7 +276,7 @@ fn named((slug, id): (String, String)) -> Result<(ModuleSlug, Uuid), Problem> {
 }
 
 /// The seq that a write expects, from the request or from `If-Match`.
-fn expected(headers: &HeaderMap, given: Option<u64>) -> Result<u64, Problem> {
+pub(super) fn expected(headers: &HeaderMap, given: Option<u64>) -> Result<u64, Problem> {
     let mut values = headers.get_all(header::IF_MATCH).iter();
     let matched = match (values.next(), values.next()) {
         (None, _) => None,

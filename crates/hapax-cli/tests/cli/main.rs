@@ -44,6 +44,7 @@ mod serve_records;
 mod serve_servers;
 mod serve_tenants;
 mod serve_tokens;
+mod serve_words;
 mod state;
 mod texts;
 mod token;

@@ -95,3 +95,47 @@ fn t394_a_role_without_rights_is_told_which_commands_print_them() {
     assert!(of("postgres://localhost/app", "app; drop").code(2).out.is_empty());
     assert!(of("sqlite:ledger.db", "app").code(2).err.contains("PostgreSQL"));
 }
+
+/// The roles are there, and nothing else: the app is told what the owner runs, and that is all that it takes.
+#[test]
+#[cfg(feature = "postgres")]
+fn t543_the_first_start_with_roles_names_what_the_owner_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let mut place = crate::common::roles::Postgres::new(dir);
+    place.schema.push_str("_empty");
+    place.slug.push_str("_too");
+    let ledger = [
+        "--ledger",
+        &place.app_url,
+        "--set",
+        &format!("ledger.schema={}", place.schema),
+        "--set",
+        "ledger.migrate=check",
+    ];
+    let as_owner = |args: &[&str]| {
+        let schema = format!("ledger.schema={}", place.schema);
+        let journal = place.as_owner();
+        run(dir, &[&journal[..], &["--ledger", &place.owner_url, "--set", &schema], args].concat())
+            .code(0)
+            .out
+    };
+    let roles = ["--app-role", &place.app, "--maintenance-role", "hapax_test_maintenance"];
+    let refusal = place.refused(&ledger).err;
+    let named = |refusal: &str, make: &str, grants: &str| {
+        assert!(refusal.contains(make) && refusal.contains(grants), "{refusal}");
+        assert!(!refusal.contains("`auto`") && refusal.contains("owner's role"), "{refusal}");
+    };
+    named(&refusal, "`hapax ledger init`", "`hapax ledger grants`");
+    as_owner(&["ledger", "init"]);
+    place.owner_runs(&as_owner(&["ledger", "grants", "--app-role", &place.app]));
+
+    named(&place.refused(&ledger).err, "`hapax modules create SLUG`", "`hapax modules grants`");
+    let check = ["--set", "journal.migrate=check", "keys", "--keys", &place.app_url, "ls"];
+    let absent = run(dir, &[&place.as_app()[..], &check].concat()).err;
+    assert!(absent.contains("keys init`") && !absent.contains("`auto`"), "{absent}");
+    as_owner(&[&["modules", "create", &place.slug], &roles[..]].concat());
+    place.owner_runs(&as_owner(&[&["modules", "grants"], &roles[..]].concat()));
+    let server = place.start_with(&ledger);
+    server.until_ready();
+}

@@ -118,12 +118,12 @@ fn what_is_no_request_gets_a_sentence() {
     broken.problem(400, "json-invalid");
     assert_eq!((&broken.json()["line"], &broken.json()["column"]), (&json!(2), &json!(7)), "{broken:?}");
     for (body, says) in [
-        (json!({"scope": "s"}), "missing field `id`"),
-        (json!({"scope": "s", "id": "i", "leas_ms": 1}), "unknown field `leas_ms`"),
-        (json!({"scope": "s", "id": 7}), "expected a string"),
-        (json!({"scope": "s", "id": "i", "mode": "twice"}), "unknown variant `twice`"),
-        (json!([]), "invalid length 0"),
-        (json!("\u{1b}[2J"), "invalid type: string"),
+        (json!({"scope": "s"}), "`id` is missing in the body"),
+        (json!({"scope": "s", "id": "i", "leas_ms": 1}), "the body has no `leas_ms`"),
+        (json!({"scope": "s", "id": 7}), "`id` is 7; it must be a string"),
+        (json!({"scope": "s", "id": "i", "mode": "twice"}), "`mode` is \"twice\""),
+        (json!([]), "the body is an array"),
+        (json!("\u{1b}[2J"), "the body is \"\\u{1b}[2J\""),
     ] {
         let problem = server.post("/v1/claims", &body).problem(400, "json-invalid");
         assert!(problem.contains(says) && !problem.contains('\u{1b}'), "{problem}");

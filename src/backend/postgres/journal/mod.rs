@@ -275,7 +275,7 @@ impl Inner {
 fn fail(what: &str, error: sqlx::Error) -> Error {
     match missing(&error) {
         Some(message) => Error::Schema(format!(
-            "{message} ({what}); is there a journal in this schema? Opening it with migrate `auto` makes one"
+            "{message} ({what}); is there a journal in this schema? `hapax modules create SLUG` and `hapax journal append` make one, with the owner's role"
         )),
         None => translate(what, error),
     }

@@ -17,7 +17,8 @@ const PART: Part = Part {
     name: "the journal",
     none: "journal",
     is_plural: false,
-    remedy: "open it once with migrate `auto`",
+    remedy: "with the owner's role, `hapax modules create SLUG` makes it and brings it up to date (so does `hapax journal \
+             append`, without modules), and `hapax modules grants` prints what another role needs",
     meta: "journal_meta",
     version: JOURNAL_VERSION,
     accepts: JOURNAL_ACCEPTS,

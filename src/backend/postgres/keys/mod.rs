@@ -168,7 +168,7 @@ fn fail(what: &str, error: sqlx::Error) -> Error {
     let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
     match code.as_deref() {
         Some("3F000" | "42P01" | "42883" | "42703") => Error::Schema(format!(
-            "{} ({what}); are the keys' tables there? Opening them with migrate `auto` makes them",
+            "{} ({what}); are the keys' tables there? `hapax keys init` makes them, with the owner's role",
             error.as_database_error().map_or_else(String::new, |db| db.message().to_owned())
         )),
         Some("22023") => {

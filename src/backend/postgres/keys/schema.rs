@@ -17,7 +17,8 @@ const PART: Part = Part {
     name: "the keys",
     none: "keys",
     is_plural: true,
-    remedy: "open them once with migrate `auto`",
+    remedy: "run `hapax keys init` with the owner's role (`hapax modules create SLUG` makes them too), and what `hapax modules \
+             grants` prints for another role",
     meta: "keys_meta",
     version: KEYS_VERSION,
     accepts: KEYS_ACCEPTS,

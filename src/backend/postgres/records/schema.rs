@@ -47,7 +47,8 @@ pub(super) const PART: Part = Part {
     name: "the records",
     none: "records",
     is_plural: true,
-    remedy: "`hapax modules create SLUG` makes them and brings them up to date, with the owner's role",
+    remedy: "with the owner's role, `hapax modules create SLUG` makes them and brings them up to date, and `hapax modules grants` \
+             prints what another role needs",
     meta: "records_meta",
     version: RECORDS_VERSION,
     accepts: RECORDS_ACCEPTS,
