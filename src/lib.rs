@@ -10,6 +10,9 @@
 //!                 numbers    in order         per key     └──────── ledger ────────┘
 //!                                                  first: run it · done before: skip it
 //!                                                  claimed elsewhere: wait · failed: retry later, or dead
+//!
+//!   your question ─▶ read model ◀─ feed ◀─ bus       a record counts once: the highest version of each is kept
+//!                    search engine, cache ◀─ projector, a leased handler
 //! ```
 //!
 //! Start with [`Consumer`] to consume topics, with [`Guard`] if you have a loop of your own, and with [`Journal`] and [`Relay`] to
@@ -19,9 +22,9 @@
 //!
 //! | feature | what it adds |
 //! |---|---|
-//! | (none) | ledger, journal and bus in memory; journals in a directory |
-//! | `sqlite` | ledger, journal and the embedded bus in SQLite files |
-//! | `postgres` | ledger and journal in PostgreSQL, with `claim_in` and `append_in` for your own transactions |
+//! | (none) | ledger, window, journal, bus, keys, API tokens, read model and projection in memory; journals in a directory |
+//! | `sqlite` | ledger, journal, the embedded bus, keys, records, API tokens and a read model in SQLite files |
+//! | `postgres` | ledger, journal, keys, records and API tokens in PostgreSQL, with `claim_in`, `append_in` and `begin_in` for your own transactions; what Debezium reads |
 //! | `redis` | ledger, window and cache in Redis or Valkey |
 //! | `clickhouse` | a read model in ClickHouse |
 //! | `opensearch` | the projection in OpenSearch |

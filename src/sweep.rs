@@ -1,14 +1,46 @@
 //! Retention in the background: forgets entries that were settled longer ago than the retention.
 //!
-//! The sweeper uses the guard it sweeps for: its settings, its ledger and its telemetry.
+//! A sweeper uses the ledger and telemetry. It knows no guard: the guard that starts one gives it what
+//! to sweep, as a `Retention`.
 
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
+use tracing::Instrument as _;
 
 use crate::clock::jitter_permille;
-use crate::error::Error;
-use crate::guard::{Core, WeakCore};
+use crate::error::{Error, Result};
+use crate::ledger::{Ledger, SweepSettings, Swept};
+use crate::telemetry::Telemetry;
+
+/// The maximum number of rows that one transaction of a sweep deletes.
+const BATCH_MAX: u32 = 10_000;
+
+/// What is swept, and how often: a guard's ledger, by the guard's settings.
+pub(crate) struct Retention {
+    pub(crate) ledger: Arc<dyn Ledger>,
+    pub(crate) telemetry: Arc<Telemetry>,
+    /// How long entries stay after they were settled.
+    pub(crate) retention: Duration,
+    /// How often the background sweeper runs.
+    pub(crate) interval: Duration,
+}
+
+impl Retention {
+    /// Sweeps once, and counts what was swept.
+    pub(crate) async fn sweep(&self) -> Result<Swept> {
+        let span =
+            tracing::info_span!(target: "hapax", "dedup.sweep", otel.name = self.telemetry.span_name(2));
+        let settings = SweepSettings { retention: self.retention, batch_max: BATCH_MAX, dry_run: false };
+        let swept = self.ledger.sweep(settings).instrument(span).await;
+        match &swept {
+            Ok(swept) => self.telemetry.swept(swept),
+            Err(_) => self.telemetry.sweep_failed(),
+        }
+        swept
+    }
+}
 
 /// A running sweeper. A guard starts one on its own
 /// ([`sweep`](crate::guard::GuardSettings::sweep)); use
@@ -30,8 +62,8 @@ use crate::guard::{Core, WeakCore};
 pub struct Sweeper(JoinHandle<()>);
 
 impl Sweeper {
-    pub(crate) fn spawn(core: &Core) -> Self {
-        Sweeper(tokio::spawn(sweep_on(core.downgrade())))
+    pub(crate) fn spawn(of: &Arc<Retention>) -> Self {
+        Sweeper(tokio::spawn(sweep_on(Arc::downgrade(of))))
     }
 
     /// Stops it, and returns when it has stopped.
@@ -51,19 +83,20 @@ impl Drop for Sweeper {
 /// together.
 const FIRST_PAUSE_MAX: Duration = Duration::from_secs(10);
 
-/// Sweeps for as long as the guard exists. Holds a reference to the guard only during a sweep.
-pub(crate) async fn sweep_on(guard: WeakCore) {
-    let Some(interval) = guard.upgrade().map(|core| core.settings().sweep_interval) else { return };
+/// Sweeps for as long as its guard exists. Holds a reference to what is the guard's only during a
+/// sweep.
+pub(crate) async fn sweep_on(of: Weak<Retention>) {
+    let Some(interval) = of.upgrade().map(|of| of.interval) else { return };
     let mut pause = part(FIRST_PAUSE_MAX.min(interval / 2), jitter_permille());
     loop {
         tokio::time::sleep(pause).await;
-        let Some(core) = guard.upgrade() else { return };
-        if let Err(error) = core.make_ahead().await
+        let Some(retention) = of.upgrade() else { return };
+        if let Err(error) = retention.ledger.make_ahead().await
             && !error.is_retryable()
         {
             tracing::warn!(target: "hapax", error = %error.chain(), "could not create next week's partition in advance; it will be created on demand");
         }
-        match core.sweep().await {
+        match retention.sweep().await {
             Ok(swept) if swept.paused_until.is_some() => tracing::warn!(
                 target: "hapax",
                 paused_until = %swept.paused_until.unwrap_or_default(),

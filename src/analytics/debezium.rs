@@ -119,7 +119,7 @@ fn read(received: &Received, bytes: &[u8], generation: u16) -> Result<Input> {
     }
     let (schema, table) = match &message.source {
         Some(Place { schema: Some(schema), table: Some(table), .. }) => (&**schema, &**table),
-        _ => return Err(bad("its source names no schema and table")),
+        _ => return Err(bad("its source has no schema or no table")),
     };
     let module = match (schema.strip_prefix(MODULE), table) {
         (Some(slug), RECORDS) => ModuleSlug::new(slug)?,
@@ -132,7 +132,7 @@ fn read(received: &Received, bytes: &[u8], generation: u16) -> Result<Input> {
         "t" => return Ok(Input::Truncated(module)),
         op => {
             let shown: String = op.chars().take(20).collect();
-            return Err(bad(format!("its op is {shown:?}; known are c, u, d, r, t and m")));
+            return Err(bad(format!("its op is {shown:?}; expected c, u, d, r, t or m")));
         }
     };
     // It decides nothing, so a position that cannot be read is none.
@@ -244,12 +244,12 @@ fn pulse(op: &str, message: &Message<'_>) -> Result<Input> {
     let read = |side: &str, row: Option<&RawValue>| -> Result<(Time, i32)> {
         let problem =
             |reason: String| Error::invalid("pulse", format!("its {side} is not a pulse: {reason}"));
-        let row = row.ok_or_else(|| problem("it is not there".into()))?;
+        let row = row.ok_or_else(|| problem("it is missing".into()))?;
         let row: PulseRow<'_> =
             serde_json::from_str(row.get()).map_err(|error| problem(error.to_string()))?;
         if !(1..=PARTITIONS_MAX).contains(&row.partitions) {
             return Err(problem(format!(
-                "it speaks of {} partitions; a topic has 1 to {PARTITIONS_MAX}",
+                "it gives the topic {} partitions; a topic has 1 to {PARTITIONS_MAX}",
                 row.partitions
             )));
         }

@@ -119,7 +119,8 @@ pub enum Start {
     /// At records published from now on. Gives up: everything published earlier, including while
     /// the first member was starting.
     Latest,
-    /// Fail if the group has no committed offset. Gives up: it does not start on its own.
+    /// Fail if the group has no committed offset. Gives up: a new group does not start until somebody commits
+    /// offsets for it.
     Refuse,
 }
 

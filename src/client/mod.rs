@@ -262,7 +262,7 @@ fn base(url: &str) -> Result<Url> {
         return Err(bad(format!("{shown:?} is {}; it must be http or https", base.scheme())));
     }
     if base.host_str().is_none_or(str::is_empty) {
-        return Err(bad(format!("{shown:?} names no host")));
+        return Err(bad(format!("{shown:?} has no host")));
     }
     if !base.username().is_empty() || base.password().is_some() {
         return Err(bad("it has a user or a password; use Client::token".to_owned()));

@@ -60,6 +60,12 @@ impl Failed {
         !self.uncounted
     }
 
+    /// The same failure of another event of the batch, with the error's text.
+    pub(crate) fn repeated(&self) -> Self {
+        let Failed { fatal, uncounted, after, .. } = *self;
+        Failed { error: self.to_string().into(), fatal, uncounted, after, at: None }
+    }
+
     pub(crate) fn at(self, at: usize) -> Self {
         Failed { at: Some(at), ..self }
     }

@@ -22,7 +22,13 @@ use crate::event::Event;
 use crate::guard::Run;
 use crate::ledger::{Ledger, TransactionalLedger};
 
-/// A last argument of a handler, decoded from the event.
+/// What a handler may take besides the event, decoded from it: as its last argument, or beside each
+/// event of a batch.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not decoded from an event",
+    label = "this handler takes `{Self}` as the decoded payload; take `Json<T>`, or a type of yours that implements `FromEvent`",
+    note = "`Json<T>` decodes the payload into any `T` that is `serde::Deserialize`"
+)]
 pub trait FromEvent: Sized + Send + 'static {
     /// Decodes it. An error ends this attempt. Make it [fatal](Failed::fatal) if no retry can help.
     fn from_event(event: &Event) -> std::result::Result<Self, Failed>;
@@ -74,7 +80,8 @@ impl<T> DerefMut for Json<T> {
 #[derive(Debug)]
 pub struct ByEvent;
 
-/// A function of the form `(…, &Event, A)`, with `A` decoded from the event.
+/// A function of the form `(…, &Event, A)`, with `A` decoded from the event; of a batch,
+/// `(…, &[(&Event, A)])`.
 #[derive(Debug)]
 pub struct Decoded<A>(PhantomData<fn() -> A>);
 
@@ -106,7 +113,8 @@ pub struct Decoded<A>(PhantomData<fn() -> A>);
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a transactional handler",
     label = "expected `async fn(&mut {Tx}, &Event) -> Handled`, or one with `Json<T>` as a third argument",
-    note = "its future must be `Send`; state goes into a type of yours that implements `TransactionalHandler<{Tx}>`"
+    note = "its future must be `Send`: nothing like an `Rc` or a lock's guard may be kept across an `.await`",
+    note = "state goes into a type of yours that implements `TransactionalHandler<{Tx}>`"
 )]
 pub trait TransactionalHandler<Tx, Args = ()>: Send + Sync + 'static {
     /// Makes the effects of one event. An error undoes them.
@@ -116,13 +124,42 @@ pub trait TransactionalHandler<Tx, Args = ()>: Send + Sync + 'static {
 /// Makes the effects of many events in one transaction, for effects that work on sets, such as a
 /// multi-row insert.
 ///
-/// Implemented for `async fn(&mut Tx, &[Event]) -> Handled`. All the events are new, and those of
-/// each key are in order. An error undoes the effects of all; the batch is then split until the
-/// failing event is found.
+/// Implemented for `async fn(&mut Tx, &[Event]) -> Handled`, and for
+/// `async fn(&mut Tx, &[(&Event, Json<T>)]) -> Handled` with [`Json<T>`](Json) or any other
+/// [`FromEvent`] that is `Sync`. All the events are new, and those of each key are in order. An error
+/// undoes the effects of all; the batch is then split until the failing event is found. An event
+/// that does not decode fails by itself: the others run without it.
+///
+/// ```
+/// # #[cfg(feature = "postgres")] pub mod example {
+/// use hapax::Event;
+/// use hapax::backend::postgres::{PgTx, sqlx};
+/// use hapax::consumer::{Handled, Json};
+///
+/// #[derive(serde::Deserialize)]
+/// struct Paid { amount: i64 }
+///
+/// async fn paid(tx: &mut PgTx, events: &[(&Event, Json<Paid>)]) -> Handled {
+///     let (ids, amounts): (Vec<_>, Vec<_>) =
+///         events.iter().map(|(event, Json(paid))| (event.id.to_string(), paid.amount)).unzip();
+///     sqlx::query("insert into paid (id, amount) select * from unnest($1::text[], $2::bigint[])")
+///         .bind(ids)
+///         .bind(amounts)
+///         .execute(&mut **tx)
+///         .await?;
+///     Ok(())
+/// }
+///
+/// # async fn run(consumer: hapax::Consumer<hapax::backend::postgres::PgLedger>) -> hapax::Result<()> {
+/// consumer.transactional_batch(paid).await?;
+/// # Ok(()) }
+/// # }
+/// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a transactional batch handler",
-    label = "expected `async fn(&mut {Tx}, &[Event]) -> Handled`",
-    note = "its future must be `Send`; state goes into a type of yours that implements `TransactionalBatchHandler<{Tx}>`"
+    label = "expected `async fn(&mut {Tx}, &[Event]) -> Handled`, or one of `&[(&Event, Json<T>)]`",
+    note = "its future must be `Send`: nothing like an `Rc` or a lock's guard may be kept across an `.await`",
+    note = "state goes into a type of yours that implements `TransactionalBatchHandler<{Tx}>`"
 )]
 pub trait TransactionalBatchHandler<Tx, Args = ()>: Send + Sync + 'static {
     /// Makes the effects of all events.
@@ -159,7 +196,8 @@ pub trait TransactionalBatchHandler<Tx, Args = ()>: Send + Sync + 'static {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a leased handler",
     label = "expected `async fn(&Event, &Run) -> Handled`, or one with `Json<T>` as a third argument",
-    note = "its future must be `Send`; state goes into a type of yours that implements `LeasedHandler`"
+    note = "its future must be `Send`: nothing like an `Rc` or a lock's guard may be kept across an `.await`",
+    note = "state goes into a type of yours that implements `LeasedHandler`"
 )]
 pub trait LeasedHandler<Args = ()>: Send + Sync + 'static {
     /// Makes the effect of one event.
@@ -175,11 +213,34 @@ pub trait LeasedHandler<Args = ()>: Send + Sync + 'static {
 /// take many at a time. At least once, and exactly once if the sink dedups on the key of each
 /// [`Run`].
 ///
-/// Implemented for `async fn(&[LeasedEvent]) -> BatchHandled`. The answer has an outcome for each
-/// event, in order: an event that failed is retried or dead by itself, the others are done. An error
-/// instead of outcomes is the failure of each of them. If the handler panics, takes too long or
-/// returns another number of outcomes, nobody knows which event it was: its events then run one by
-/// one. A unit test makes its batch with [`LeasedEvent::new`].
+/// Implemented for `async fn(&[LeasedEvent]) -> BatchHandled`, and for
+/// `async fn(&[(&LeasedEvent, Json<T>)]) -> BatchHandled` with [`Json<T>`](Json) or any other
+/// [`FromEvent`] that is `Sync`. The answer has an outcome for each event, in order: an event that
+/// failed is retried or dead by itself, the others are done. An event that does not decode fails by
+/// itself, and the handler gets the others. An error instead of outcomes is the failure of each of
+/// them. If the handler panics, takes too long or returns another number of outcomes, nobody knows
+/// which event it was: its events then run one by one. A unit test makes its batch with
+/// [`LeasedEvent::new`].
+///
+/// ```no_run
+/// use hapax::consumer::{BatchHandled, Consumer, Json, LeasedEvent};
+///
+/// #[derive(serde::Deserialize)]
+/// struct Paid { amount: u64 }
+///
+/// async fn receipts(batch: &[(&LeasedEvent, Json<Paid>)]) -> BatchHandled {
+///     for (item, Json(paid)) in batch {
+///         println!("{} as {}", paid.amount, item.run.key());
+///     }
+///     Ok(batch.iter().map(|_| Ok(())).collect())
+/// }
+///
+/// # async fn run<L: hapax::Ledger>(consumer: Consumer<L>) -> hapax::Result<()> {
+/// consumer.leased_batch(receipts).await?;
+/// # Ok(()) }
+/// ```
+///
+/// A type that has state:
 ///
 /// ```
 /// use hapax::Event;
@@ -209,8 +270,9 @@ pub trait LeasedHandler<Args = ()>: Send + Sync + 'static {
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a handler of leased batches",
-    label = "expected `async fn(&[LeasedEvent]) -> BatchHandled`",
-    note = "its future must be `Send`; state goes into a type of yours that implements `LeasedBatchHandler`"
+    label = "expected `async fn(&[LeasedEvent]) -> BatchHandled`, or one of `&[(&LeasedEvent, Json<T>)]`",
+    note = "its future must be `Send`: nothing like an `Rc` or a lock's guard may be kept across an `.await`",
+    note = "state goes into a type of yours that implements `LeasedBatchHandler`"
 )]
 pub trait LeasedBatchHandler<Args = ()>: Send + Sync + 'static {
     /// Makes the effects of all events, and tells the outcome of each, in order.
@@ -223,7 +285,8 @@ pub trait LeasedBatchHandler<Args = ()>: Send + Sync + 'static {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an at-most-once handler",
     label = "expected `async fn(&Event) -> Handled`, or one with `Json<T>` as a second argument",
-    note = "its future must be `Send`; state goes into a type of yours that implements `AtMostOnceHandler`"
+    note = "its future must be `Send`: nothing like an `Rc` or a lock's guard may be kept across an `.await`",
+    note = "state goes into a type of yours that implements `AtMostOnceHandler`"
 )]
 pub trait AtMostOnceHandler<Args = ()>: Send + Sync + 'static {
     /// Makes the effect of one event.
@@ -260,8 +323,10 @@ macro_rules! borrowing_fn {
 borrowing_fn!(TxFn<'a, Tx>(&'a mut Tx, &'a Event));
 borrowing_fn!(TxDecodedFn<'a, Tx, A>(&'a mut Tx, &'a Event, A));
 borrowing_fn!(TxBatchFn<'a, Tx>(&'a mut Tx, &'a [Event]));
+borrowing_fn!(TxDecodedBatchFn<'a, Tx, A>(&'a mut Tx, &'a [(&'a Event, A)]));
 borrowing_fn!(RunFn<'a>(&'a Event, &'a Run));
 borrowing_fn!(RunBatchFn<'a>(&'a [LeasedEvent]) -> BatchHandled);
+borrowing_fn!(RunDecodedBatchFn<'a, A>(&'a [(&'a LeasedEvent, A)]) -> BatchHandled);
 borrowing_fn!(RunDecodedFn<'a, A>(&'a Event, &'a Run, A));
 borrowing_fn!(EventFn<'a>(&'a Event));
 borrowing_fn!(EventDecodedFn<'a, A>(&'a Event, A));
@@ -301,6 +366,21 @@ where
     }
 }
 
+impl<Tx, A, F> TransactionalBatchHandler<Tx, Decoded<A>> for F
+where
+    Tx: Send + 'static,
+    A: FromEvent + Sync,
+    F: for<'a> TxDecodedBatchFn<'a, Tx, A> + Send + Sync + 'static,
+{
+    async fn handle(&self, tx: &mut Tx, events: &[Event]) -> Handled {
+        let mut decoded = Vec::with_capacity(events.len());
+        for (at, event) in events.iter().enumerate() {
+            decoded.push((event, A::from_event(event).map_err(|failed| failed.at(at))?));
+        }
+        self(tx, &decoded).await
+    }
+}
+
 impl<F: for<'a> RunFn<'a> + Send + Sync + 'static> LeasedHandler<ByEvent> for F {
     fn handle<'a>(&'a self, event: &'a Event, run: &'a Run) -> impl Future<Output = Handled> + Send + 'a {
         self(event, run)
@@ -320,6 +400,35 @@ where
 impl<F: for<'a> RunBatchFn<'a> + Send + Sync + 'static> LeasedBatchHandler<ByEvent> for F {
     fn handle<'a>(&'a self, batch: &'a [LeasedEvent]) -> impl Future<Output = BatchHandled> + Send + 'a {
         self(batch)
+    }
+}
+
+impl<A, F> LeasedBatchHandler<Decoded<A>> for F
+where
+    A: FromEvent + Sync,
+    F: for<'a> RunDecodedBatchFn<'a, A> + Send + Sync + 'static,
+{
+    async fn handle(&self, batch: &[LeasedEvent]) -> BatchHandled {
+        let (mut decoded, mut failures) = (Vec::with_capacity(batch.len()), Vec::new());
+        for (at, item) in batch.iter().enumerate() {
+            match A::from_event(&item.event) {
+                Ok(value) => decoded.push((item, value)),
+                Err(failed) => failures.push((at, failed)),
+            }
+        }
+        if decoded.is_empty() {
+            return Ok(failures.into_iter().map(|(_, failed)| Err(failed)).collect());
+        }
+        let mut outcomes = match self(&decoded).await {
+            Ok(outcomes) => outcomes,
+            Err(failed) if failures.is_empty() => return Err(failed),
+            Err(failed) => decoded.iter().map(|_| Err(failed.repeated())).collect(),
+        };
+        for (at, failed) in failures {
+            // Beyond the end only if the handler returned too few; the worker sees that by their number.
+            outcomes.insert(at.min(outcomes.len()), Err(failed));
+        }
+        Ok(outcomes)
     }
 }
 

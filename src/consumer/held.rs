@@ -16,7 +16,7 @@ use super::arrival::{Queued, Source};
 use super::claim::ConsumerContext;
 use super::meter::Meter;
 use super::pipeline::{Failing, task_failed};
-use crate::bus::{Received, Record};
+use crate::bus::Received;
 use crate::error::Result;
 use crate::event::Origin;
 use crate::id::Topic;
@@ -219,9 +219,7 @@ impl HeldFeed {
 
 /// The record that a held entry was made from.
 fn received(entry: &Entry, fallback: &Topic) -> Option<Received> {
-    let body = entry.body.clone()?;
+    let record = entry.body.clone()?;
     let origin = entry.origin.clone().unwrap_or_else(|| Origin::new(fallback.clone(), 0, -1));
-    let record =
-        Record { key: body.key, payload: body.payload, headers: body.headers, timestamp: body.timestamp };
     Some(Received::new(record, origin))
 }

@@ -57,9 +57,9 @@ pub(crate) use settings::ATTEMPTS_MAX;
 pub use settings::{GuardBuilder, GuardSettings};
 pub use transaction::InTransaction;
 
+pub(crate) use shared::Core;
 use shared::Granted;
 pub(crate) use shared::reason_of;
-pub(crate) use shared::{Core, WeakCore};
 
 use crate::error::Result;
 use crate::id::{Scope, Tenant};
@@ -249,7 +249,7 @@ impl<L: Ledger> Guard<L> {
 
     /// Like [`cleanup_old_events`](Guard::cleanup_old_events), with the details.
     pub async fn sweep(&self) -> Result<Swept> {
-        self.core.sweep().await
+        self.core.retention().sweep().await
     }
 
     /// The log to which this guard notes skipped deliveries. It writes within a second; a program
@@ -276,6 +276,6 @@ impl<L: Ledger> Guard<L> {
     /// would start on its own. Stops when the handle is dropped.
     pub fn spawn_sweeper(&self) -> Sweeper {
         let _ = self.core.begin_sweeping(); // so that the guard does not start its own
-        Sweeper::spawn(&self.core)
+        Sweeper::spawn(self.core.retention())
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Deliverable, Delivery, GuardSettings, InTransaction};
 use crate::error::{Error, Result};
@@ -12,8 +12,9 @@ use crate::event::{Event, Origin};
 use crate::id::{Scope, Tenant};
 use crate::ledger::{
     Batcher, Claim, ClaimRef, Claims, Grant, Identity, Layer, Ledger, Mode, Nonce, Order, Outcome, Skip,
-    SkipLog, SkipReason, SweepSettings, Swept, Token, Week,
+    SkipLog, SkipReason, Token, Week,
 };
+use crate::sweep::Retention;
 use crate::telemetry::{Meter, Telemetry, outcome_name};
 
 /// Everything that does not depend on the ledger's type, so that it is compiled once.
@@ -32,6 +33,7 @@ struct Shared {
     skips: SkipLog,
     remote_skips: Noted,
     warned: AtomicBool,
+    retention: Arc<Retention>,
     sweeping: AtomicBool,
 }
 
@@ -54,15 +56,6 @@ impl Noted {
             generations[1] = std::mem::take(&mut generations[0]);
         }
         generations[0].insert(key)
-    }
-}
-
-/// A weak reference to a guard, for background tasks.
-pub(crate) struct WeakCore(Weak<Shared>);
-
-impl WeakCore {
-    pub(crate) fn upgrade(&self) -> Option<Core> {
-        self.0.upgrade().map(|shared| Core { shared, scope: None, tenant: None })
     }
 }
 
@@ -113,7 +106,14 @@ impl Core {
         let tenant = settings.tenant.clone();
         let telemetry = Arc::new(telemetry);
         let counts = Arc::clone(&telemetry);
+        let retention = Retention {
+            ledger: Arc::clone(&ledger),
+            telemetry: Arc::clone(&telemetry),
+            retention: settings.retention,
+            interval: settings.sweep_interval,
+        };
         let shared = Shared {
+            retention: Arc::new(retention),
             batcher: Batcher::new(Arc::clone(&ledger) as Arc<dyn Claims>),
             skips: SkipLog::observed(
                 Arc::clone(&ledger),
@@ -220,22 +220,17 @@ impl Core {
         }
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         if self.begin_sweeping() {
-            runtime.spawn(crate::sweep::sweep_on(self.downgrade()));
+            runtime.spawn(crate::sweep::sweep_on(Arc::downgrade(self.retention())));
         }
     }
 
-    /// Tells the ledger to prepare what will be needed soon.
-    pub(crate) async fn make_ahead(&self) -> Result<()> {
-        self.shared.ledger.make_ahead().await
+    pub(super) fn retention(&self) -> &Arc<Retention> {
+        &self.shared.retention
     }
 
     /// Returns true on the first call only.
     pub(super) fn begin_sweeping(&self) -> bool {
         !self.shared.sweeping.swap(true, Ordering::Relaxed)
-    }
-
-    pub(crate) fn downgrade(&self) -> WeakCore {
-        WeakCore(Arc::downgrade(&self.shared))
     }
 
     /// Same-transaction claims guarantee exactly once, so they cannot be switched off.
@@ -443,27 +438,7 @@ impl Core {
             meter.processed(took, if success { "success" } else { "failed" });
         }
     }
-
-    pub(crate) async fn sweep(&self) -> Result<Swept> {
-        use tracing::Instrument as _;
-        let span =
-            tracing::info_span!(target: "hapax", "dedup.sweep", otel.name = self.telemetry().span_name(2));
-        let settings = SweepSettings {
-            retention: self.settings().retention,
-            batch_max: SWEEP_BATCH_MAX,
-            dry_run: false,
-        };
-        let swept = self.shared.ledger.sweep(settings).instrument(span).await;
-        match &swept {
-            Ok(swept) => self.telemetry().swept(swept),
-            Err(_) => self.telemetry().sweep_failed(),
-        }
-        swept
-    }
 }
-
-/// The maximum number of rows that one transaction of a sweep deletes.
-const SWEEP_BATCH_MAX: u32 = 10_000;
 
 /// The maximum length of a stored reason.
 const REASON_BYTES_MAX: usize = 4096;

@@ -132,7 +132,7 @@ pub(crate) fn put_back(relay: Option<&str>, position: &Position, found: &str, sa
     Error::Conflict {
         expected: format!(
             "the journal as {} left it, at position {position}",
-            relay.map_or_else(|| "whoever follows it".to_owned(), |relay| format!("relay {relay}"))
+            relay.map_or_else(|| "its follower".to_owned(), |relay| format!("relay {relay}"))
         ),
         actual: format!(
             "{found}: it was put back (a restore, or a fail-over that lost its last commits). A relay that is started again goes on \

@@ -22,6 +22,10 @@
 //!
 //! With the feature `axum`, `KeyedLayer` does all of this for the routes of an axum service.
 //!
+//! The rules (`decide.rs`) are pure: they get a row and the store's time. The contract uses names, and
+//! nonces and tokens of the ledger; it asks no ledger, and a store may touch its own tables only. Of
+//! all files here only the layer's `tx.rs` knows a database.
+//!
 //! ```
 //! use hapax::keyed::{Answer, Begin, Begun, IdempotencyKey, Keys, MemoryKeys, RequestParts, RequestFingerprint};
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> hapax::Result<()> {

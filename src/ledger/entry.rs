@@ -81,7 +81,7 @@ impl std::str::FromStr for State {
     fn from_str(text: &str) -> Result<Self> {
         State::ALL.into_iter().find(|state| state.name() == text).ok_or_else(|| {
             let names: Vec<_> = State::ALL.iter().map(|state| state.name()).collect();
-            Error::invalid("state", format!("{text:?} is none of {}", names.join(", ")))
+            Error::invalid("state", format!("{text:?} is not a state; expected one of {}", names.join(", ")))
         })
     }
 }

@@ -25,13 +25,13 @@ pub(super) fn read_model(url: &str, make: Make) -> Result<Arc<dyn ReadModel>> {
         Some(("sqlite", path)) => {
             let path = path.strip_prefix("//").unwrap_or(path);
             if path.is_empty() {
-                return Err(Error::Config("sqlite: names no file; write sqlite:FILE".into()));
+                return Err(Error::Config("sqlite: lacks a file name; write sqlite:FILE".into()));
             }
             open_sqlite(path, make)
         }
         Some(("clickhouse" | "clickhouses", _)) => open_clickhouse(url, make),
         _ => Err(Error::Config(format!(
-            "{:?} is not a read model; known are sqlite:FILE, clickhouse://USER:PASSWORD@HOST:PORT/DATABASE (clickhouses:// for TLS) and memory:",
+            "{:?} is not the URL of a read model; use sqlite:FILE, clickhouse://USER:PASSWORD@HOST:PORT/DATABASE (clickhouses:// for TLS) or memory:",
             hide_password(url)
         ))),
     }

@@ -26,22 +26,22 @@ impl<'u> Named<'u> {
             ("embedded", "") => match data {
                 Some(data) => Ok(Named::Embedded(data.join(EMBEDDED_FILE))),
                 None => Err(Error::Config(
-                    "embedded names no file and there is no data directory; write embedded:FILE".into(),
+                    "embedded lacks a file name, and there is no data directory; write embedded:FILE".into(),
                 )),
             },
             ("embedded", path) => match path.strip_prefix("//").unwrap_or(path) {
-                "" => Err(Error::Config("embedded:// names no file; write embedded:FILE".into())),
+                "" => Err(Error::Config("embedded:// lacks a file name; write embedded:FILE".into())),
                 path => Ok(Named::Embedded(path.into())),
             },
             ("kafka", servers) if servers.strip_prefix("//").is_some_and(|s| !s.is_empty()) => {
                 Ok(Named::Kafka(url))
             }
             ("kafka", _) => Err(Error::Config(format!(
-                "{:?} names no server; write kafka://HOST:PORT[,HOST:PORT]",
+                "{:?} lacks a server; write kafka://HOST:PORT[,HOST:PORT]",
                 hide_password(url)
             ))),
             _ => Err(Error::Config(format!(
-                "{:?} names no bus; known are memory:, embedded, embedded:FILE and kafka://HOST:PORT[,HOST:PORT]",
+                "{:?} is not the URL of a bus; use memory:, embedded, embedded:FILE or kafka://HOST:PORT[,HOST:PORT]",
                 hide_password(url)
             ))),
         }

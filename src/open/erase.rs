@@ -10,7 +10,7 @@ pub(super) async fn eraser(url: &str, schema: &str) -> Result<Arc<dyn Eraser>> {
     match url.split_once(':') {
         Some(("postgres" | "postgresql", _)) => postgres(url, schema).await,
         Some(("sqlite", path)) => match path.strip_prefix("//").unwrap_or(path) {
-            "" => Err(Error::Config("sqlite: names no file; write sqlite:FILE".into())),
+            "" => Err(Error::Config("sqlite: lacks a file name; write sqlite:FILE".into())),
             path => sqlite(path),
         },
         Some(("redis" | "rediss", _)) => Err(Error::Unsupported(

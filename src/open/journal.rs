@@ -17,12 +17,12 @@ pub(super) async fn open(url: &str, settings: &OpenSettings) -> Result<Arc<dyn J
         Some(("sqlite", path)) => {
             let path = path.strip_prefix("//").unwrap_or(path);
             if path.is_empty() {
-                return Err(Error::Config("sqlite: names no file; write sqlite:FILE".into()));
+                return Err(Error::Config("sqlite: lacks a file name; write sqlite:FILE".into()));
             }
             open_sqlite(path, settings).await
         }
         _ => Err(Error::Config(format!(
-            "{:?} names no journal; known are memory:, sqlite:FILE, postgres://USER@HOST/DATABASE, s3://BUCKET/PREFIX and dir:PATH",
+            "{:?} is not the URL of a journal; use memory:, sqlite:FILE, postgres://USER@HOST/DATABASE, s3://BUCKET/PREFIX or dir:PATH",
             hide_password(url)
         ))),
     }
@@ -45,13 +45,13 @@ pub async fn store(url: &str, timeout: Duration) -> Result<Arc<dyn Objects>> {
         Some(("dir", path)) => {
             let path = path.strip_prefix("//").unwrap_or(path);
             if path.is_empty() {
-                return Err(Error::Config("dir: names no directory; write dir:PATH".into()));
+                return Err(Error::Config("dir: lacks a directory; write dir:PATH".into()));
             }
             Ok(Arc::new(Directory::open(path)?))
         }
         Some(("s3", _)) => open_s3(url, timeout).await,
         _ => Err(Error::Config(format!(
-            "{:?} names no object store; known are s3://BUCKET/PREFIX and dir:PATH",
+            "{:?} is not the URL of an object store; use s3://BUCKET/PREFIX or dir:PATH",
             hide_password(url)
         ))),
     }

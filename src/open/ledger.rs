@@ -24,14 +24,14 @@ impl<'u> Backend<'u> {
             Some(("sqlite", path)) => {
                 let path = path.strip_prefix("//").unwrap_or(path);
                 if path.is_empty() {
-                    return Err(Error::Config("sqlite: names no file; write sqlite:FILE".into()));
+                    return Err(Error::Config("sqlite: lacks a file name; write sqlite:FILE".into()));
                 }
                 Ok(Backend::Sqlite(path))
             }
             Some(("postgres" | "postgresql", _)) => Ok(Backend::Postgres(url)),
             Some(("redis" | "rediss" | "valkey" | "valkeys", _)) => Ok(Backend::Redis(url)),
             _ => Err(Error::Config(format!(
-                "{:?} names no ledger; known are memory:, sqlite:FILE, postgres://USER@HOST/DATABASE and redis://HOST:PORT",
+                "{:?} is not the URL of a ledger; use memory:, sqlite:FILE, postgres://USER@HOST/DATABASE or redis://HOST:PORT",
                 hide_password(url)
             ))),
         }

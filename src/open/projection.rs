@@ -43,7 +43,7 @@ pub(super) async fn open(url: &str, settings: &ProjectionSettings) -> Result<Arc
         Some(("cache", server)) => cache(server, settings).await,
         Some(("opensearch", server)) => search(server, settings.purpose).await,
         _ => Err(Error::Config(format!(
-            "{:?} is not a projection; known are cache:redis://HOST:PORT and opensearch:http://HOST:PORT/ALIAS",
+            "{:?} is not the URL of a projection; use cache:redis://HOST:PORT or opensearch:http://HOST:PORT/ALIAS",
             hide_password(url)
         ))),
     }

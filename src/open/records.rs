@@ -31,11 +31,11 @@ fn place(url: &str) -> Result<Place<'_>> {
     match url.split_once(':') {
         Some(("postgres" | "postgresql", _)) => Ok(Place::Postgres),
         Some(("sqlite", path)) => match path.strip_prefix("//").unwrap_or(path) {
-            "" => Err(Error::Config("sqlite: names no file; write sqlite:FILE".into())),
+            "" => Err(Error::Config("sqlite: lacks a file name; write sqlite:FILE".into())),
             path => Ok(Place::Sqlite(path)),
         },
         _ => Err(Error::Unsupported(format!(
-            "records need a journal in SQLite or PostgreSQL, and {:?} is neither; known are sqlite:FILE and \
+            "records need a journal in SQLite or PostgreSQL, and {:?} is neither; use sqlite:FILE or \
              postgres://USER@HOST/DATABASE",
             hide_password(url)
         ))),

@@ -23,14 +23,14 @@ impl<'u> Location<'u> {
             Some(("memory", "")) => Ok(Location::Memory),
             Some(("postgres" | "postgresql", _)) => Ok(Location::Postgres),
             Some(("sqlite", path)) => match path.strip_prefix("//").unwrap_or(path) {
-                "" => Err(Error::Config("sqlite: names no file; write sqlite:FILE".into())),
+                "" => Err(Error::Config("sqlite: lacks a file name; write sqlite:FILE".into())),
                 path => Ok(Location::Sqlite(path)),
             },
             Some(("redis" | "rediss", _)) => {
                 Err(Error::Unsupported(format!("Redis cannot keep {not_redis}; use PostgreSQL or SQLite")))
             }
             _ => Err(Error::Config(format!(
-                "{:?} names no store of {what}; known are memory:, sqlite:FILE and postgres://USER@HOST/DATABASE",
+                "{:?} is not the URL of a store of {what}; use memory:, sqlite:FILE or postgres://USER@HOST/DATABASE",
                 hide_password(url)
             ))),
         }

@@ -11,7 +11,7 @@ pub(super) fn open(url: &str, settings: WindowSettings) -> Result<Arc<dyn Window
         Some(("memory", "")) => Ok(Arc::new(MemoryWindow::new(settings, MemoryWindow::ENTRIES_MAX)?)),
         Some(("redis" | "rediss" | "valkey" | "valkeys", _)) => open_redis(url, settings),
         _ => Err(Error::Config(format!(
-            "{:?} names no window; known are memory: and redis://HOST:PORT",
+            "{:?} is not the URL of a window; use memory: or redis://HOST:PORT",
             hide_password(url)
         ))),
     }

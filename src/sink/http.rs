@@ -83,7 +83,7 @@ impl HttpSink {
             )));
         }
         if parsed.host_str().is_none_or(str::is_empty) {
-            return Err(Error::Config(format!("the sink's URL {shown:?} names no host")));
+            return Err(Error::Config(format!("the sink's URL {shown:?} has no host")));
         }
         // Keep a provider that the application has installed already.
         let _ = rustls::crypto::ring::default_provider().install_default();

@@ -16,4 +16,5 @@ mod pulses;
 mod records;
 mod recovery;
 mod transactional;
+mod typed_batches;
 mod window;

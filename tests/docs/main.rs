@@ -4,6 +4,7 @@
 mod support;
 
 mod deploy;
+mod messages;
 mod pages;
 mod scripts;
 mod security;

@@ -82,10 +82,10 @@ async fn build_again(global: &Global, args: &RebuildArgs) -> Result<u8, Failure>
             Rebuilt::Exchanged(_) => "the read model is built again, and answers",
             Rebuilt::Differs(_) => {
                 "the second read model differs from the records, so the first one stays; `hapax analytics rebuild` goes on \
-                 with it, and --anew begins anew"
+                 with it, and --anew starts over"
             }
             _ => {
-                "an earlier rebuild had ended but for its last step, which is done now; --anew builds the model again"
+                "an earlier rebuild lacked only its last step, which is done now; --anew builds the model again"
             }
         })?;
     }

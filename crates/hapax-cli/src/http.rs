@@ -35,7 +35,7 @@ impl Target {
         let (authority, path) = rest.find('/').map_or((rest, "/"), |at| rest.split_at(at));
         let odd = |c: char| c.is_whitespace() || c.is_control();
         if authority.is_empty() || authority.contains('@') || text.contains(odd) || text.contains('#') {
-            return Err(bad("names no host, or has a user, white space or a fragment"));
+            return Err(bad("has no host, or has a user, white space or a fragment"));
         }
         Ok(Target { authority: authority.to_owned(), path: path.to_owned() })
     }

@@ -427,7 +427,7 @@ impl<'f> Run<'f> {
 /// What to note of pulses that do not follow one another.
 fn gap(received: &Received, missing: &str) -> Rejected {
     let reason = format!(
-        "{missing}. The replication slot was made anew, the database was put back, a snapshot was cut off, or the topic is not the \
+        "{missing}. The replication slot was recreated, the database was restored, a snapshot was cut off, or the topic is not the \
          one that the connector began with. Raise analytics.generation, name a new cdc.topic, run `hapax cdc remove --slot` and \
          `hapax cdc apply`, and build the read model again: in ClickHouse by `hapax analytics rebuild`; otherwise remove its file"
     );

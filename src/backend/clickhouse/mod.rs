@@ -163,7 +163,7 @@ impl ClickHouseReadModel {
         if self.fed(model) != model {
             // The blocks go on where the old table was: the new one would lack everything before them.
             return Err(Error::Schema(format!(
-                "table {} of ClickHouse at {} was made anew under a feed, which must begin anew too",
+                "table {} of ClickHouse at {} was recreated while a feed wrote to it; restart the feed, so that it starts from the beginning",
                 server.records(),
                 server.place()
             )));

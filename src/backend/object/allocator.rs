@@ -39,7 +39,7 @@ impl FromStr for AllocatorMode {
             "s3" | "legacy" => Ok(AllocatorMode::S3),
             "off" => Ok(AllocatorMode::Off),
             _ => Err(Error::Config(format!(
-                "{text:?} is not an allocator; known are postgres, s3 (or legacy) and off"
+                "{text:?} is not an allocator; use postgres, s3 (or legacy) or off"
             ))),
         }
     }

@@ -52,8 +52,7 @@ async fn create_twice(objects: &dyn Objects, name: &str) -> Result<()> {
         Some(_) if again => "an object was created twice under one name",
         Some(_) => "it said that a name is taken, and wrote over the object all the same",
     };
-    let needed =
-        "It must create an object only if there is none of its name, which on S3 is `If-None-Match: *`";
+    let needed = "It must create an object only if no object has its name, which on S3 is `If-None-Match: *`";
     Err(refused(objects, &format!("{found}. {needed}")))
 }
 

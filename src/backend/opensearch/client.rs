@@ -42,7 +42,7 @@ impl Client {
         let shown = hide_password(text);
         let bad = |problem: String| {
             Error::Config(format!(
-                "{shown:?} names no OpenSearch alias ({problem}); write http://HOST:PORT/ALIAS"
+                "{shown:?} is not the URL of an OpenSearch alias ({problem}); write http://HOST:PORT/ALIAS"
             ))
         };
         let mut url = Url::parse(text).map_err(|error| bad(error.to_string()))?;

@@ -1,7 +1,10 @@
 //! Sends statements, and decides what to do about one that fails: send it again, send its batch in
 //! parts, or give up. Batches of the ledger and the journal run in an [`Executor`]; a statement or
 //! transaction that stands alone (keys, tokens, erasure, a doubt) asks a [`Repeat`] before it is sent again.
-//! No other module decides how often, and when.
+//! No other module of this backend decides how often, and when, what failed is sent again. Two loops
+//! elsewhere count something else: how often another relay took and released a leadership between
+//! two statements that succeeded (`journal/relay.rs`), and how often a consumer runs a batch again, on
+//! any ledger, whose handler and claims met a lock (`consumer/transactional/batch.rs`).
 //!
 //! What an executor does about an error:
 //!

@@ -244,5 +244,5 @@ pub(super) fn member_key(member: &[u8]) -> Result<Key> {
         let week = Week::from_number(i16::try_from(week).ok()?).ok()?;
         Some(Key { week, scope, id: parts.next()?.to_vec() })
     };
-    parse().ok_or_else(|| Error::Corrupt("an index names no row".into()))
+    parse().ok_or_else(|| Error::Corrupt("an index entry has no row".into()))
 }

@@ -146,7 +146,7 @@ impl Publisher {
             // No broker acknowledged these records: librdkafka concluded that they were stored
             // because a later batch was.
             Ok(Ok(delivered)) if delivered.offset < 0 => {
-                let what = format!("{}: the acknowledgement names no offset", doing());
+                let what = format!("{}: the acknowledgement has no offset", doing());
                 Err(Error::Unavailable { what, source: None })
             }
             Ok(Ok(delivered)) => {

@@ -140,8 +140,8 @@ impl Batch {
     }
 }
 
-/// Positions of deliveries: queue, and index within it.
-type Places = Vec<(usize, usize)>;
+/// Deliveries that are tried together: the queue of each, and its index in that.
+type Piece = Vec<(usize, usize)>;
 
 impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
     /// Tries everything at once, then parts of what failed. One bad event costs some retries and
@@ -172,7 +172,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
                     // Try again without the blocked deliveries and those behind them.
                     for (place, answer) in piece.iter().zip(answers) {
                         if answer.blocks(&queues[place.0][place.1]) && !batch.blocked[place.0] {
-                            let before: Places = piece
+                            let before: Piece = piece
                                 .iter()
                                 .filter(|other| other.0 == place.0 && other.1 < place.1)
                                 .copied()
@@ -234,7 +234,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         }
     }
 
-    async fn attempt(&self, queues: &[Vec<Arrival>], piece: &Places) -> Attempted {
+    async fn attempt(&self, queues: &[Vec<Arrival>], piece: &Piece) -> Attempted {
         for _ in 0..ATTEMPTS_MAX {
             match self.attempt_once(queues, piece).await {
                 Attempted::Again(error) if is_contention(&error) => {
@@ -249,7 +249,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
     }
 
     /// One transaction: claim, handle, commit.
-    async fn attempt_once(&self, queues: &[Vec<Arrival>], piece: &Places) -> Attempted {
+    async fn attempt_once(&self, queues: &[Vec<Arrival>], piece: &Piece) -> Attempted {
         let mut claims = Vec::with_capacity(piece.len());
         let mut answers: Vec<Option<Answer>> = Vec::with_capacity(piece.len());
         for (queue, at) in piece {
@@ -340,12 +340,12 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
     fn sort(
         &self,
         queues: &[Vec<Arrival>],
-        piece: &Places,
+        piece: &Piece,
         answers: &mut [Option<Answer>],
         outcomes: Vec<Result<Outcome>>,
         claims: &[Claim],
-    ) -> Result<Firsts> {
-        let mut firsts = Firsts::default();
+    ) -> Result<FirstClaims> {
+        let mut firsts = FirstClaims::default();
         let mut outcomes = outcomes.into_iter().zip(claims);
         for (index, (place, answer)) in piece.iter().zip(answers).enumerate() {
             if answer.is_some() {
@@ -474,7 +474,7 @@ const UNDO_MAX: Duration = Duration::from_secs(1);
 
 /// The deliveries of a piece whose claims are first.
 #[derive(Default)]
-struct Firsts {
+struct FirstClaims {
     events: Vec<Event>,
     /// The index of each in the piece.
     places: Vec<usize>,
@@ -485,8 +485,8 @@ struct Firsts {
 /// Splits queues into pieces to try together, the last piece first. Everything goes into one piece
 /// except queues with a delivery that failed before or was held. Those follow, cut around that
 /// delivery, so that a repeated failure costs its neighbours nothing.
-fn in_pieces(queues: &[Vec<Arrival>]) -> Vec<Places> {
-    let mut together = Places::new();
+fn in_pieces(queues: &[Vec<Arrival>]) -> Vec<Piece> {
+    let mut together = Piece::new();
     let mut pieces = Vec::new();
     let apart = |arrival: &Arrival| arrival.apart || arrival.is_held();
     for (queue, arrivals) in queues.iter().enumerate() {
@@ -514,7 +514,7 @@ async fn cancelled<'a>(arrivals: impl Iterator<Item = &'a Arrival> + Clone) {
 }
 
 /// Whether a first claim is behind a delivery of its queue that must wait.
-fn overtakes(queues: &[Vec<Arrival>], piece: &Places, answers: &[Answer]) -> bool {
+fn overtakes(queues: &[Vec<Arrival>], piece: &Piece, answers: &[Answer]) -> bool {
     let mut blocked = std::collections::HashSet::new();
     piece.iter().zip(answers).any(|(place, answer)| {
         if answer.blocks(&queues[place.0][place.1]) {
@@ -525,6 +525,6 @@ fn overtakes(queues: &[Vec<Arrival>], piece: &Places, answers: &[Answer]) -> boo
 }
 
 /// A piece without one place and those behind it in its queue.
-fn keep_before(piece: &Places, place: (usize, usize)) -> Places {
+fn keep_before(piece: &Piece, place: (usize, usize)) -> Piece {
     piece.iter().filter(|other| other.0 != place.0 || other.1 < place.1).copied().collect()
 }

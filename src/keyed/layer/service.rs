@@ -204,7 +204,7 @@ where
     loop {
         match layer.flights.enter(&begin, layer.patience()) {
             Entered::Leader(leader) => {
-                return lead(layer, inner, parts, body, &begin, deadline, leader).await;
+                return run_first(layer, inner, parts, body, &begin, deadline, leader).await;
             }
             Entered::Follower(mut flight) => {
                 let at_most = deadline.min(flight.until);
@@ -243,7 +243,8 @@ fn mismatch(layer: &Shared, begin: &Begin, differing: Vec<String>) -> Response {
     Problem::mismatch(differing, layer.settings.tell_fields).into_response()
 }
 
-async fn lead<S>(
+/// Runs the first of the requests with one key in this process; the others wait for its answer.
+async fn run_first<S>(
     layer: Arc<Shared>,
     inner: S,
     parts: Parts,

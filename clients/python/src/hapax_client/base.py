@@ -85,7 +85,7 @@ def _server(url: str) -> str:
     if parsed.scheme not in ("http", "https"):
         raise Invalid("the server's URL", f"it must be http or https; {example}")
     if not parsed.host:
-        raise Invalid("the server's URL", f"it names no host; {example}")
+        raise Invalid("the server's URL", f"it has no host; {example}")
     if parsed.userinfo:
         raise Invalid("the server's URL", "it has a user or a password; pass a token instead")
     if "?" in url or "#" in url:

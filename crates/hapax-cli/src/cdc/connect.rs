@@ -57,7 +57,7 @@ impl Connect {
         let bad = |reason: &str| Failure::config(format!("cdc.connect_url {shown} is not a URL: {reason}"));
         let url = Url::parse(url).map_err(|error| bad(&error.to_string()))?;
         if url.host_str().is_none_or(str::is_empty) {
-            return Err(bad("it names no host"));
+            return Err(bad("it has no host"));
         }
         // Keep a provider that is installed already.
         let _ = rustls::crypto::ring::default_provider().install_default();

@@ -60,7 +60,7 @@ fn permissions(report: &mut Report, config: &Config) {
 /// Whether something that may be a file is there. One that is missing is not a fault: nobody has used it yet.
 fn is_there(report: &mut Report, check: &str, file: Option<&Path>, makes: &str) -> bool {
     let Some(file) = file.filter(|file| !file.exists()) else { return true };
-    report.say(Verdict::Fine, check, format!("there is none yet at {}; {makes} makes it", file.display()));
+    report.say(Verdict::Fine, check, format!("{} does not exist yet; {makes} creates it", file.display()));
     false
 }
 
@@ -237,7 +237,7 @@ async fn erasures(report: &mut Report, config: &Config) {
 async fn read_model(report: &mut Report, global: &Global, config: &Config) {
     let flags = global.given(&["--data"]);
     let Some(url) = &config.analytics.url else {
-        let message = "there is none: analytics.url is unset, and the journal or the bus is not embedded";
+        let message = "not configured: analytics.url is unset, and the journal or the bus is not embedded";
         return report.say(Verdict::Fine, "read model", message.into());
     };
     if !is_there(report, "read model", sqlite_path(url), &format!("`hapax{flags} serve`")) {

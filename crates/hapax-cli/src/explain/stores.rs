@@ -139,7 +139,7 @@ impl<'c> Stores<'c> {
             return false;
         }
         if let Some(file) = missing {
-            self.say(store, format!("there is none at {}", file.display()));
+            self.say(store, format!("not found at {}", file.display()));
             return false;
         }
         true
@@ -215,7 +215,7 @@ impl<'c> Stores<'c> {
             return Ok(open);
         }
         let Some(url) = &self.config.analytics.url else {
-            self.say("read model", "there is none: analytics.url is unset");
+            self.say("read model", "not configured: analytics.url is unset");
             return Ok(None);
         };
         if !self.is_there("read model", url, missing_file(url)) {

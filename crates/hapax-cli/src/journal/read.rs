@@ -76,8 +76,8 @@ pub async fn run(global: &Global, journal: &dyn Journal, args: &ReadArgs) -> Res
 /// Reports that reading ended at a hole: not an error, but the reader must not take it for the end.
 fn warn_of_hole(global: &Global, after: &Position) {
     let message = format!(
-        "a hole after position {after}: whoever appends there has not committed yet (a transaction is open); what may \
-         follow is not shown"
+        "a hole after position {after}: a transaction that appends there has not committed yet; events after the hole \
+         are not shown"
     );
     eprintln!("hapax: {message}");
     if global.json {

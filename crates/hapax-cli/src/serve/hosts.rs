@@ -100,7 +100,7 @@ impl Hosts {
         let mut named = headers.get_all(HOST).iter();
         let host = match (named.next(), named.next()) {
             (Some(host), None) => Authority::try_from(host.as_bytes()).ok(),
-            (None, _) => return Err(refused("the request names no host".to_owned())),
+            (None, _) => return Err(refused("the request has no Host header".to_owned())),
             (Some(_), Some(_)) => return Err(refused("the request names two hosts".to_owned())),
         };
         let Some(host) = host else {

@@ -152,7 +152,7 @@ fn wrong_configuration_of_kafka_is_a_sentence_and_an_exit_code() {
     let cases: [(&str, i32, &str); 4] = [
         (bus.as_str(), 2, "there is no topic no-such-topic"),
         ("kafka://127.0.0.1:1", 3, "did not answer"),
-        ("kafka://", 2, "names no server"),
+        ("kafka://", 2, "lacks a server"),
         ("kafka://127.0.0.1:1?enable.auto.commit=true", 2, "enable.auto.commit"),
     ];
     for (bus, code, expected) in cases {

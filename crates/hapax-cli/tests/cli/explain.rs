@@ -65,7 +65,7 @@ fn an_event_is_followed_from_the_journal_to_its_effect() {
     let life = explain(dir, &["e-1", "--json"]).code(0).json();
     assert_eq!(places(&life), ["journal", "relay"], "{life:#}");
     assert!(whats(&life)[1].starts_with("not published: no relay"), "{life:#}");
-    assert!(life["stores"][0]["message"].as_str().unwrap().starts_with("there is none at"), "{life:#}");
+    assert!(life["stores"][0]["message"].as_str().unwrap().starts_with("not found at"), "{life:#}");
     relay(dir).code(0);
     let command = Sample::Python.handler(dir, UNTIL_FIXED);
     consume(dir, &command, &STRICT).code(0);
@@ -256,7 +256,7 @@ fn what_nobody_knows_is_not_found_and_mistakes_are_reported() {
     let dir = dir.path();
     for of in [&["e-1"][..], &["--aggregate", "order-1"], &["--key", "k-1"]] {
         let stderr = explain(dir, of).code(3).err;
-        assert!(stderr.contains("nothing is known of ") && stderr.contains("there is none at "), "{stderr}");
+        assert!(stderr.contains("nothing is known of ") && stderr.contains("not found at "), "{stderr}");
     }
     assert!(!dir.join("hapax-data").exists(), "it makes nothing");
     // An event of a tenant is another one.

@@ -252,7 +252,7 @@ fn a_hole_is_reported() {
         let _ = journal.append(&event("three")).await.unwrap();
         let cut = read(&[]);
         assert!(cut.out.contains("one") && !cut.out.contains("three"), "{}", cut.out);
-        assert!(cut.err.contains("a hole after position 1: whoever appends there"), "{}", cut.err);
+        assert!(cut.err.contains("a hole after position 1: a transaction that appends there"), "{}", cut.err);
         let json = read(&["--json"]);
         assert_eq!(json.err_json()["hole"]["after"], "1");
         assert!(!read(&["--limit", "1"]).err.contains("hole"), "it was not asked for what follows");
@@ -310,7 +310,7 @@ fn published_events_are_archived() {
     let done = run(dir, &archive).code(0).json();
     assert_eq!((&done["archived"], &done["removed"]), (&3.into(), &3.into()), "{done}");
     let ran = run(dir, &["journal", "archive", "--to", "ftp://x", "--older-than", "1d", "--keep"]).code(2);
-    assert!(ran.err.contains("names no object store"), "{}", ran.err);
+    assert!(ran.err.contains("is not the URL of an object store"), "{}", ran.err);
 }
 
 /// What is set in vain is said once; what stands still is named with its tenant.

@@ -53,7 +53,7 @@ impl Anchors {
 
 /// A checkpoint as stored.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Anchored {
+pub(super) struct StoredCheckpoint {
     #[serde(flatten)]
     pub(super) checkpoint: Checkpoint,
     /// When the event at its position was appended, in microseconds since 1970; `None` if unknown.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use sqlx::AssertSqlSafe;
 
-use super::anchor::{self, Anchored};
+use super::anchor::{self, StoredCheckpoint};
 use super::{Inner, fail};
 use crate::backend::postgres::codes::{self, count, from_row};
 use crate::backend::postgres::database::{BEGIN, BEGIN_BRIEFLY, begin};
@@ -24,13 +24,13 @@ fn micros(lease: Duration) -> i64 {
     codes::micros(lease).min(100 * 365 * 86_400 * 1_000_000)
 }
 
-fn parse(checkpoint: Option<String>) -> Result<Option<Anchored>> {
+fn parse(checkpoint: Option<String>) -> Result<Option<StoredCheckpoint>> {
     let strange = |e: serde_json::Error| Error::Corrupt(format!("a relay's checkpoint: {e}"));
     checkpoint.map(|text| serde_json::from_str(&text).map_err(strange)).transpose()
 }
 
 fn print(checkpoint: &Checkpoint, at: Option<i64>) -> Result<String> {
-    let anchored = Anchored { checkpoint: checkpoint.clone(), at };
+    let anchored = StoredCheckpoint { checkpoint: checkpoint.clone(), at };
     serde_json::to_string(&anchored).map_err(|e| Error::Corrupt(format!("a checkpoint: {e}")))
 }
 
@@ -70,7 +70,7 @@ pub(super) async fn acquire_leadership(
             .bind(micros(lease));
         if let Some(acquired) = inner.fetch_first(what, query).await? {
             let token = Token(acquired.token);
-            let Some(Anchored { checkpoint, at }) = parse(acquired.checkpoint)? else {
+            let Some(StoredCheckpoint { checkpoint, at }) = parse(acquired.checkpoint)? else {
                 return Ok(Leadership::Acquired { token, checkpoint: Checkpoint::start(&inner.id) });
             };
             let position = checkpoint.position.number();

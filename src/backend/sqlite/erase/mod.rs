@@ -338,7 +338,7 @@ fn knows(conn: &Connection, of: &Subject) -> Result<bool> {
 
 /// Writes the file anew and empties its write-ahead log.
 fn compact(conn: &Connection, shown: &str) -> Result<Vec<String>> {
-    let what = "writing a file anew";
+    let what = "rewriting a file";
     let sql =
         "SELECT name FROM main.sqlite_schema WHERE type = 'table' AND name NOT LIKE 'hapax\\_%' ESCAPE '\\'
                AND name NOT LIKE 'bus\\_%' ESCAPE '\\' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' LIMIT 1";
@@ -350,7 +350,7 @@ fn compact(conn: &Connection, shown: &str) -> Result<Vec<String>> {
     if let Some(table) = foreign.first() {
         // VACUUM may give other rowids to the rows of a table that has no INTEGER PRIMARY KEY.
         left.push(format!(
-            "{shown} holds tables of your own ({table}), so it was not written anew: its free pages may have old bytes \
+            "{shown} holds tables of your own ({table}), so it was not rewritten: its free pages may contain old bytes \
              until you run VACUUM on it"
         ));
     } else {
