@@ -22,7 +22,7 @@ pub(crate) struct Retention {
     pub(crate) ledger: Arc<dyn Ledger>,
     pub(crate) telemetry: Arc<Telemetry>,
     /// How long entries stay after they were settled.
-    pub(crate) retention: Duration,
+    pub(crate) stay: Duration,
     /// How often the background sweeper runs.
     pub(crate) interval: Duration,
 }
@@ -32,7 +32,7 @@ impl Retention {
     pub(crate) async fn sweep(&self) -> Result<Swept> {
         let span =
             tracing::info_span!(target: "hapax", "dedup.sweep", otel.name = self.telemetry.span_name(2));
-        let settings = SweepSettings { retention: self.retention, batch_max: BATCH_MAX, dry_run: false };
+        let settings = SweepSettings { retention: self.stay, batch_max: BATCH_MAX, dry_run: false };
         let swept = self.ledger.sweep(settings).instrument(span).await;
         match &swept {
             Ok(swept) => self.telemetry.swept(swept),

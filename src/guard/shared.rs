@@ -109,7 +109,7 @@ impl Core {
         let retention = Retention {
             ledger: Arc::clone(&ledger),
             telemetry: Arc::clone(&telemetry),
-            retention: settings.retention,
+            stay: settings.retention,
             interval: settings.sweep_interval,
         };
         let shared = Shared {

@@ -297,9 +297,9 @@ async fn t511_keys_of_an_earlier_build_become_todays() {
             let request = RequestParts { method: "POST", target: "/", body: b"{}", ..Default::default() };
             let print = RequestFingerprint::of(keys.secret(), &request);
             let begin = Begin::new(None, IdempotencyKey::new(&id).unwrap(), print);
-            let begun = keys.begin(&begin).await.unwrap();
-            assert_eq!(matches!(begun, Begun::First(_)), kind == "first", "{what}: {begun:?}");
-            let Begun::First(lease) = begun else { continue };
+            let outcome = keys.begin(&begin).await.unwrap();
+            assert_eq!(matches!(outcome, Begun::First(_)), kind == "first", "{what}: {outcome:?}");
+            let Begun::First(lease) = outcome else { continue };
             let finish = format!("select {s}.keys_finish('', '{id}', {}, 201, '[]', '')", lease.token.0);
             assert!(ask::<bool>(&pool, finish).await);
             let aged =
