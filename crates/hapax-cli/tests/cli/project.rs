@@ -74,6 +74,8 @@ fn a_cache_follows_records_and_can_be_compared_and_rebuilt() {
         run(dir, &query).code(0);
     }
     drop(served); // its pulses would keep the topic from ever being idle
+    let late = project(dir, "verify", &["--to", &to, "--wait", "100ms"]).code(1).out;
+    assert_eq!(late.matches("late: is missing").count(), 3, "no consumer has read them: {late}");
     let stderr = project(dir, "run", &["--to", &to, "--until-idle", "1"]).code(0).err;
     assert!(stderr.contains("done"), "{stderr}");
     let again = project(dir, "run", &["--to", &to, "--until-idle", "1", "--json"]).code(0).json();
