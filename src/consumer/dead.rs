@@ -40,12 +40,15 @@ const MARK_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::
 /// the ledger is asked for more: an answer from before a mark is never compared with the set after it.
 type UnderWay = Arc<Mutex<BTreeSet<PublishedDead>>>;
 
+/// How a copy ended. If a task panicked, the consumer ends: that letter is copied by whoever is next.
+type Copied = std::result::Result<Result<()>, JoinError>;
+
 /// Copies dead letters, separately from everything else, since the bus may be unavailable while the
 /// ledger is not.
 pub(super) struct DeadLetterOutlet {
     context: ConsumerContext,
     next: Instant,
-    copying: JoinSet<Result<()>>,
+    copying: JoinSet<Copied>,
     under_way: UnderWay,
     /// Set while some dead letters could not be copied: when all of those were tried again.
     failing_until: Option<Instant>,
@@ -79,17 +82,23 @@ impl DeadLetterOutlet {
     }
 
     /// The result of the next batch that ends, or `None` if none is under way.
-    pub(super) async fn copied(&mut self) -> Option<std::result::Result<Result<()>, JoinError>> {
-        self.copying.join_next().await
+    pub(super) async fn copied(&mut self) -> Option<Copied> {
+        self.copying.join_next().await.map(std::result::Result::flatten)
     }
 
-    /// Waits until all batches that are under way have ended.
-    pub(super) async fn finish(&mut self) {
-        while self.copying.join_next().await.is_some() {}
+    /// Waits until all batches that are under way have ended. Notes an error if one panicked.
+    pub(super) async fn finish(&mut self, finished: &mut Result<()>) {
+        while let Some(copied) = self.copied().await {
+            if let Err(panic) = copied
+                && finished.is_ok()
+            {
+                *finished = Err(task_failed(panic));
+            }
+        }
     }
 
     /// Logs once that dead letters cannot be copied, and once that all of them can again.
-    pub(super) fn on_copied(&mut self, copied: std::result::Result<Result<()>, JoinError>) -> Result<()> {
+    pub(super) fn on_copied(&mut self, copied: Copied) -> Result<()> {
         let now = Instant::now();
         match copied.map_err(task_failed)? {
             Err(error) => {
@@ -110,15 +119,39 @@ impl DeadLetterOutlet {
 
 /// Copies a batch of dead events, one publish per topic, all topics at the same time: one that does
 /// not answer would use up the time for which the others' letters are reserved. One that cannot be
-/// published does not affect the others. Returns an error if some could not.
-async fn copy(context: ConsumerContext, under_way: UnderWay) -> Result<()> {
+/// published does not affect the others, and neither does one whose task panics: a copy that is cut
+/// off may have been published, and is not marked. Returns an error if some could not.
+async fn copy(context: ConsumerContext, under_way: UnderWay) -> Copied {
+    let (mut topics, mut failed) = match start(&context, &under_way).await {
+        Ok(started) => started,
+        Err(error) => return Ok(Err(error)),
+    };
+    let mut panicked = None;
+    while let Some(copied) = topics.join_next().await {
+        match copied {
+            Ok(copied) => failed = copied.err().or(failed),
+            Err(panic) => panicked = Some(panic),
+        }
+    }
+    match panicked {
+        Some(panic) => Err(panic),
+        None => Ok(failed.map_or(Ok(()), Err)),
+    }
+}
+
+/// Reserves a batch and starts to copy it, with a task per topic. Also returns an error if some of it
+/// has no topic.
+async fn start(
+    context: &ConsumerContext,
+    under_way: &UnderWay,
+) -> Result<(JoinSet<Result<()>>, Option<Error>)> {
     let settings = &context.settings;
     let mut busy = under_way.lock().await;
     // Taken before the ledger is asked: its reservation begins later, so it ends later than ours.
     let reserved_until = Instant::now() + settings.dead_reserve;
     let mut failed = None;
     let mut by_topic: BTreeMap<Topic, Vec<Entry>> = BTreeMap::new();
-    for entry in reserve(&context).await? {
+    for entry in reserve(context).await? {
         if busy.contains(&key(&entry)) && !crate::crash_point::mutant!("copy what is under way") {
             continue;
         }
@@ -134,7 +167,7 @@ async fn copy(context: ConsumerContext, under_way: UnderWay) -> Result<()> {
     drop(busy);
     let mut topics = JoinSet::new();
     for (topic, entries) in by_topic {
-        let (context, under_way) = (context.clone(), Arc::clone(&under_way));
+        let (context, under_way) = (context.clone(), Arc::clone(under_way));
         topics.spawn(async move {
             let keys: Vec<_> = entries.iter().map(key).collect();
             let copied = copy_to(context, topic, entries, reserved_until).await;
@@ -145,10 +178,7 @@ async fn copy(context: ConsumerContext, under_way: UnderWay) -> Result<()> {
             copied
         });
     }
-    while let Some(copied) = topics.join_next().await {
-        failed = copied.map_err(task_failed)?.err().or(failed);
-    }
-    failed.map_or(Ok(()), Err)
+    Ok((topics, failed))
 }
 
 /// Reserves the next dead events.

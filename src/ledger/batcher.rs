@@ -150,7 +150,11 @@ pub(crate) struct Pending(oneshot::Receiver<Result<Delivered>>);
 impl Pending {
     /// Waits for it. Safe to cancel.
     pub(crate) async fn answer(self) -> Result<(ClaimRef, Outcome)> {
-        self.0.await.map_err(|_| gone())??.take()
+        self.delivered().await?.take()
+    }
+
+    async fn delivered(self) -> Result<Delivered> {
+        self.0.await.map_err(|_| gone())?
     }
 }
 
@@ -188,10 +192,11 @@ impl Batcher {
         Ok(Pending(receive))
     }
 
-    /// Claims events that already form a batch. Safe to cancel.
+    /// Claims events that already form a batch. Safe to cancel: outcomes are taken only once all are
+    /// here, so a caller that leaves before drops them, and their claims are released.
     pub(crate) async fn claim_many(&self, claims: Vec<Claim>) -> Vec<Result<(ClaimRef, Outcome)>> {
         let count = claims.len();
-        let mut all: Vec<Option<Result<(ClaimRef, Outcome)>>> = (0..count).map(|_| None).collect();
+        let mut all: Vec<Option<Result<Delivered>>> = (0..count).map(|_| None).collect();
         // Claims on held ids go alone, beside the others.
         let (mut lone, mut rest, mut places) =
             (Vec::new(), Vec::with_capacity(count), Vec::with_capacity(count));
@@ -208,14 +213,14 @@ impl Batcher {
         }
         for (at, pending) in lone {
             all[at] = Some(match pending {
-                Ok(pending) => pending.answer().await,
+                Ok(pending) => pending.delivered().await,
                 Err(error) => Err(error),
             });
         }
-        all.into_iter().map(|answer| answer.unwrap_or_else(|| Err(gone()))).collect()
+        all.into_iter().map(|answer| answer.unwrap_or_else(|| Err(gone()))?.take()).collect()
     }
 
-    async fn claim_batches(&self, claims: Vec<Claim>) -> Vec<Result<(ClaimRef, Outcome)>> {
+    async fn claim_batches(&self, claims: Vec<Claim>) -> Vec<Result<Delivered>> {
         let count = claims.len();
         let batcher = self.clone();
         let run = tokio::spawn(async move {
@@ -232,27 +237,48 @@ impl Batcher {
                 all.extend(batcher.claim_batch(batch).await);
             }
         });
-        match run.await {
-            Ok(all) => all.into_iter().map(|one| one.and_then(Delivered::take)).collect(),
-            Err(_) => (0..count).map(|_| Err(gone())).collect(),
-        }
+        run.await.unwrap_or_else(|_| (0..count).map(|_| Err(gone())).collect())
     }
 
     /// Claims under the nonces that the callers chose. A claim in doubt is theirs to repeat: it is
     /// not remembered here, so that no other claim takes it over. Whether a claim was sent by an
     /// earlier call, only they know.
+    ///
+    /// Claims on held ids go alone, and first: each may wait for a lock, and the leases of the others
+    /// begin only after that.
     pub(crate) async fn claim_as_sent(&self, claims: &[Claim]) -> Vec<Result<Outcome>> {
-        let mut all = Vec::with_capacity(claims.len());
-        for batch in claims.chunks(BATCH_MAX) {
-            let was_reissued = AtomicBool::new(false);
-            let outcomes = self.send(batch, &was_reissued).await;
-            let was_reissued = was_reissued.into_inner();
-            all.extend(outcomes.into_iter().map(|outcome| match outcome {
-                Ok(outcome) if was_reissued && is_held(&outcome) => Err(undecided()),
-                outcome => outcome,
-            }));
+        let count = claims.len();
+        let mut all: Vec<Option<Result<Outcome>>> = (0..count).map(|_| None).collect();
+        let (mut rest, mut places) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        for (at, claim) in claims.iter().enumerate() {
+            if self.0.held.has(&claim.identity) {
+                all[at] = self.send_as_is(std::slice::from_ref(claim)).await.pop();
+            } else {
+                rest.push(claim.clone());
+                places.push(at);
+            }
         }
-        all
+        for (places, batch) in places.chunks(BATCH_MAX).zip(rest.chunks(BATCH_MAX)) {
+            for (at, answer) in places.iter().zip(self.send_as_is(batch).await) {
+                all[*at] = Some(answer);
+            }
+        }
+        all.into_iter().map(|answer| answer.unwrap_or_else(|| Err(gone()))).collect()
+    }
+
+    /// Sends one batch of such claims.
+    async fn send_as_is(&self, batch: &[Claim]) -> Vec<Result<Outcome>> {
+        let was_reissued = AtomicBool::new(false);
+        let mut outcomes = self.send(batch, &was_reissued).await;
+        let was_reissued = was_reissued.into_inner();
+        for (claim, outcome) in batch.iter().zip(&mut outcomes) {
+            let Ok(answer) = outcome else { continue };
+            self.0.held.note(&claim.identity, answer);
+            if was_reissued && is_held(answer) {
+                *outcome = Err(undecided());
+            }
+        }
+        outcomes
     }
 
     /// Settles claims that already form a batch.

@@ -17,7 +17,7 @@ use hapax::ledger::{
     Claims as _, ConsumerStore as _, Entry, HeldQuery, Identity, Intervene, Intervention, Operations as _,
     Settings, State,
 };
-use hapax::{Event, EventId, Guard, Headers, Outcome, Scope, Time, Topic};
+use hapax::{Error, Event, EventId, Guard, Headers, Outcome, Scope, Time, Topic};
 
 fn consumer(
     bus: Arc<dyn Bus>,
@@ -54,6 +54,25 @@ async fn publish(bus: &dyn Bus, topic: &str, id: &str) {
     bus.publish(&Topic::new(topic).unwrap(), &[record]).await.unwrap().remove(0).unwrap();
 }
 
+async fn broken(_: &Event, _: &Run) -> Result<(), Failed> {
+    Err(Failed::fatal("no"))
+}
+
+/// One event of each topic is dead before anybody copies, so that they are reserved together.
+async fn die_together(bus: &Arc<Gated>, ledger: &Arc<MemoryLedger>, topics: &[&str]) {
+    let first =
+        consumer(bus.clone(), ledger, topics).with(|settings| settings.dead_topic = Some(String::new()));
+    let first = first.build().unwrap();
+    let handle = first.handle();
+    let running = tokio::spawn(first.leased(broken));
+    for topic in topics {
+        publish(&**bus, topic, &format!("of-{topic}")).await;
+    }
+    until("all are dead", async || unpublished(ledger).await == topics.len()).await;
+    handle.stop();
+    running.await.unwrap().unwrap();
+}
+
 async fn unpublished(ledger: &MemoryLedger) -> usize {
     let scope = Scope::new("mailer").unwrap();
     ledger.unpublished_dead(&scope, &HeldQuery::all(), 99, None).await.unwrap().len()
@@ -66,19 +85,7 @@ async fn t117_dead_letters_of_several_slow_topics_do_not_wait_for_each_other() {
     let topics = ["a", "b", "c"];
     let bus = Gated::shut(&topics).await;
     let ledger = Arc::new(MemoryLedger::default());
-    // They are dead before anybody copies, so that they are reserved together.
-    let broken = |_: &Event, _: &Run| async { Err(Failed::fatal("no")) };
-    let first =
-        consumer(bus.clone(), &ledger, &topics).with(|settings| settings.dead_topic = Some(String::new()));
-    let first = first.build().unwrap();
-    let handle = first.handle();
-    let running = tokio::spawn(first.leased(broken));
-    for topic in topics {
-        publish(&*bus, topic, &format!("of-{topic}")).await;
-    }
-    until("all are dead", async || unpublished(&ledger).await == topics.len()).await;
-    handle.stop();
-    running.await.unwrap().unwrap();
+    die_together(&bus, &ledger, &topics).await;
 
     let mut members = Vec::new();
     for _ in 0..2 {
@@ -94,6 +101,36 @@ async fn t117_dead_letters_of_several_slow_topics_do_not_wait_for_each_other() {
     }
     for topic in topics {
         assert_eq!(bus.copies(topic).await, 1, "{topic}");
+    }
+}
+
+/// A copy to one topic panics. That ends the consumer with an error, or its letters would never be copied and nobody would know; the
+/// copies to the other topics are finished and marked first.
+#[tokio::test]
+async fn t501_a_panic_in_a_copy_ends_the_consumer_after_the_other_copies() {
+    for stops in [false, true] {
+        let topics = ["a", "b"];
+        let bus = Gated::shut(&topics).await;
+        bus.break_topic("a.dead");
+        let ledger = Arc::new(MemoryLedger::default());
+        die_together(&bus, &ledger, &topics).await;
+
+        let member = consumer(bus.clone(), &ledger, &topics).build().unwrap();
+        let handle = member.handle();
+        let mut running = tokio::spawn(member.leased(broken));
+        until("the copy of b is published", async || bus.under_way() == 1).await;
+        if stops {
+            handle.stop();
+        }
+        // Not a wait for a state: the longer it is, the surer is a copy that is cut off found out.
+        let early = tokio::time::timeout(Duration::from_millis(100), &mut running).await;
+        assert!(early.is_err(), "it ended while a copy was under way");
+        bus.open();
+        let ended = tokio::time::timeout(Duration::from_secs(20), running).await.expect("the consumer ends");
+        let error = ended.unwrap().expect_err("the consumer ends with an error");
+        assert!(matches!(error, Error::Corrupt(_)), "{error}");
+        assert_eq!(unpublished(&ledger).await, 1, "the copy of b is marked, and that of a is not");
+        assert_eq!((bus.copies("a").await, bus.copies("b").await), (0, 1));
     }
 }
 

@@ -115,19 +115,34 @@ async fn t74_latest_goes_on_with_what_is_left_when_retention_passed_its_commit()
         assert!(member.commit(&[(ear.given[0].clone(), 12)]).await.unwrap()[0].is_ok());
         member.leave().await.unwrap();
         remove_below(&partition(&topic, 0), 15).await;
+        let mut small: KafkaSettings = settings();
+        (small.group_protocol, small.buffer_records_max) = (protocol, 2);
+        let bus = connect(small).await;
         let mut member = bus.subscribe(latest(&group, &topic)).await.unwrap();
         let mut ear = Recorder::default();
         ear.until(&mut member, "what is left", |ear| ear.records.len() >= 5).await;
         assert_eq!(ear.offsets(0), [15, 16, 17, 18, 19], "{protocol:?}");
         ear.until(&mut member, "removed partitions to be reported", |ear| !ear.removed.is_empty()).await;
         assert_eq!(ear.removed, [12..15], "{protocol:?}");
-        // It does not keep up: nothing is read, and what it would read next goes.
+        // It does not keep up: it has room for eight more, and the records behind those go before it reads them.
         let assigned = [ear.given[0].clone()];
         member.pause(&assigned).await.unwrap();
         publish(&bus, &topic, (20..30).map(|n| n.to_string())).await;
-        remove_below(&partition(&topic, 0), 27).await;
+        let full = async {
+            while bus.waited().0 == 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(DEADLINE, full).await.expect("too much waits in memory");
+        publish(&bus, &topic, (30..40).map(|n| n.to_string())).await;
+        remove_below(&partition(&topic, 0), 37).await;
         member.resume(&assigned).await.unwrap();
-        ear.until(&mut member, "what is left", |ear| ear.offsets(0).ends_with(&[27, 28, 29])).await;
+        ear.until(&mut member, "what is left", |ear| ear.offsets(0).ends_with(&[37, 38, 39])).await;
+        assert_eq!(ear.removed.len(), 2, "{protocol:?}: {ear:?}");
+        let gone = ear.removed[1].clone();
+        assert!((28..=30).contains(&gone.start) && gone.end == 37, "{protocol:?}: {ear:?}");
+        let expected: Vec<i64> = (15..gone.start).chain(37..40).collect();
+        assert_eq!(ear.offsets(0), expected, "{protocol:?}");
         member.leave().await.unwrap();
     }
 }

@@ -9,7 +9,8 @@ use std::time::Duration;
 use hapax::backend::memory::MemoryLedger;
 use hapax::error::Result;
 use hapax::ledger::{
-    Claim, Claims as _, Epoch, Extend, Identity, Marker, Settle, Settled, State, SweepSettings, Swept,
+    Claim, Claims as _, Epoch, Extend, Identity, LeaseSettings, Marker, Mode, Settle, Settled, State,
+    SweepSettings, Swept,
 };
 use hapax::{Error, EventId, Guard, Outcome, Scope, Time, Topic, ledger_over};
 use tokio::sync::Semaphore;
@@ -162,6 +163,98 @@ async fn t86_a_held_id_is_asked_for_alone() {
     }
     assert_eq!(soon("the batch is answered", batch).await.unwrap().len(), 3);
     assert!(soon("it is free", guard.lease("held")).await.is_ok());
+}
+
+/// A batch waits for an id that is known to be held, and its caller leaves: what the ledger has granted to the others goes back.
+#[tokio::test(start_paused = true)]
+async fn t500_a_caller_that_leaves_while_its_batch_waits_for_a_held_id_strands_no_neighbour() {
+    for mode in ["lease", "once"] {
+        let ledger = Slow::new();
+        let guard = guard(&ledger);
+        ledger.shared.held.store(true, Ordering::SeqCst);
+        ledger.shared.patience.add_permits(1);
+        assert!(matches!(guard.lease("held").await.unwrap(), Outcome::Busy { until: None, .. }));
+
+        let (theirs, batch) = (guard.clone(), ["m-1", "held", "m-2"]);
+        let (caller, state) = if mode == "lease" {
+            (tokio::spawn(async move { theirs.lease_many(batch).await.map(drop) }), State::Leased)
+        } else {
+            (tokio::spawn(async move { theirs.claim_many(batch).await.map(drop) }), State::Claimed)
+        };
+        // The clock is paused: this time passes when nothing but the held id is waited for.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        for id in ["m-1", "m-2"] {
+            let identity = Identity::new(Scope::new("orders").unwrap(), EventId::new(id).unwrap());
+            assert_eq!(
+                ledger.inner.get(&identity, None).await.unwrap().unwrap().state,
+                state,
+                "{mode}, {id}"
+            );
+        }
+        caller.abort();
+        assert!(caller.await.unwrap_err().is_cancelled());
+
+        for id in ["m-1", "m-2"] {
+            let again = async {
+                loop {
+                    match guard.lease(id).await.unwrap() {
+                        Outcome::First(lease) => return lease.attempt(),
+                        _ => tokio::time::sleep(Duration::from_millis(1)).await,
+                    }
+                }
+            };
+            assert_eq!(
+                soon("a neighbour is given back", again).await,
+                1,
+                "{mode}, {id}: no attempt was counted"
+            );
+        }
+    }
+}
+
+/// Claims under their callers' nonces: an id that is known to be held goes alone, and everybody's answer is in its place.
+#[tokio::test]
+async fn t502_a_remote_batch_asks_for_a_held_id_alone() {
+    let ledger = Slow::new();
+    let guard = guard(&ledger);
+    let settings = LeaseSettings { lease: Duration::from_mins(10), attempts_max: 5, alone: true };
+    let claim = |id: String| {
+        let identity = Identity::new(Scope::new("orders").unwrap(), EventId::new(id).unwrap());
+        Claim::new(identity, Mode::Lease(settings))
+    };
+    let at = 1500;
+    let name = |n| if n == at { "held".to_owned() } else { format!("r-{n}") };
+    let claims: Vec<_> = (0..2500).map(|n| claim(name(n))).collect();
+    let tokens = async || -> Vec<Option<_>> {
+        let outcomes = soon("a remote batch is answered", guard.claim_remote(claims.clone())).await;
+        let token = |outcome: Result<Outcome>| match outcome.unwrap() {
+            Outcome::First(grant) => Some(grant.token),
+            outcome => {
+                assert!(matches!(outcome, Outcome::Busy { until: None, .. }), "{}", outcome.name());
+                None
+            }
+        };
+        outcomes.into_iter().map(token).collect()
+    };
+    ledger.shared.held.store(true, Ordering::SeqCst);
+    ledger.shared.patience.add_permits(1000);
+    let first = tokens().await;
+    let is_right = |(n, token): (usize, &Option<_>)| token.is_none() == (n == at);
+    assert!(first.iter().enumerate().all(is_right), "each answer is in its claim's place");
+    for _ in 0..3 {
+        assert!(tokens().await == first, "a repeated request has the same tokens");
+    }
+    let sizes = ledger.shared.batches.lock().unwrap().clone();
+    assert_eq!(sizes, [1000, 1, 1, 1], "once it is known to be held, it goes alone");
+
+    // Free again, it is granted once it is asked for, and held again, it goes with the others at first.
+    ledger.shared.held.store(false, Ordering::SeqCst);
+    let free = tokens().await;
+    assert!(free[at].is_some());
+    assert!(free.iter().zip(&first).enumerate().all(|(n, (now, then))| n == at || now == then));
+    ledger.shared.held.store(true, Ordering::SeqCst);
+    tokens().await;
+    assert_eq!(ledger.shared.batches.lock().unwrap().last(), Some(&1000), "it was not known to be held");
 }
 
 /// A lease is granted in full by the ledger and answered late: it is extended before anything starts, and its run goes on.

@@ -1,7 +1,7 @@
 //! A bus whose answers to publishing wait at a gate: the broker has the records, and is slow to say so.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use hapax::Topic;
 use hapax::bus::memory::MemoryBus;
@@ -15,16 +15,27 @@ pub struct Gated {
     pub inner: MemoryBus,
     open: watch::Sender<bool>,
     under_way: AtomicUsize,
+    broken: OnceLock<Topic>,
 }
 
 impl Gated {
     /// With these topics, of one partition, and the gate shut.
     pub async fn shut(topics: &[&str]) -> Arc<Self> {
-        let bus = Gated { inner: MemoryBus::default(), open: watch::Sender::new(false), under_way: 0.into() };
+        let bus = Gated {
+            inner: MemoryBus::default(),
+            open: watch::Sender::new(false),
+            under_way: 0.into(),
+            broken: OnceLock::new(),
+        };
         for name in topics {
             bus.inner.create_topic(&Topic::new(*name).unwrap(), TopicSettings::new(1)).await.unwrap();
         }
         Arc::new(bus)
+    }
+
+    /// From now on publishing to this topic panics.
+    pub fn break_topic(&self, topic: &str) {
+        self.broken.set(Topic::new(topic).unwrap()).unwrap();
     }
 
     pub fn open(&self) {
@@ -46,6 +57,7 @@ impl Gated {
 #[async_trait::async_trait]
 impl Bus for Gated {
     async fn publish(&self, topic: &Topic, records: &[Record]) -> Result<Vec<Result<Origin>>> {
+        assert!(self.broken.get() != Some(topic), "the test ordered a panic");
         let answers = self.inner.publish(topic, records).await;
         #[allow(clippy::case_sensitive_file_extension_comparisons)] // a topic, not a file
         if topic.as_str().ends_with(".dead") {

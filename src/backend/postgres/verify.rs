@@ -213,7 +213,7 @@ pub(super) async fn check_server(connection: &mut PgConnection, pooled: bool) ->
         find(
             Level::Warning,
             "pooling",
-            "a transaction pooler is in front: statements are prepared each time; sweep over a direct connection".into(),
+            "a transaction pooler is in front: statements are prepared each time".into(),
         );
     } else {
         find(Level::Fine, "pooling", "connections are sessions".into());

@@ -58,7 +58,7 @@ impl Pipeline {
         }
         if !now {
             let draining = self.state.draining.filter(|_| ended.is_ok());
-            finish_copies(&mut self.dead_letters, &mut self.stop, draining).await;
+            ended = ended.and(finish_copies(&mut self.dead_letters, &mut self.stop, draining).await);
         }
         ended.map(|()| counts)
     }
@@ -94,19 +94,20 @@ impl Pipeline {
 
 /// Waits for copies of dead letters that are under way, up to the end of the drain. One that is cut
 /// off may have been published, and would be copied again. The partitions are released by now, so
-/// nobody waits for this.
+/// nobody waits for this. Returns an error if one panicked.
 async fn finish_copies(
     copies: &mut DeadLetterOutlet,
     stop: &mut watch::Receiver<Stop>,
     draining: Option<Instant>,
-) {
+) -> Result<()> {
     let now = Instant::now();
     let deadline = draining.map_or(now + CANCEL_TIMEOUT, |deadline| deadline.max(now + RESOLVE_TIMEOUT));
-    let in_time = tokio::select! {
-        finished = tokio::time::timeout_at(deadline, copies.finish()) => finished.is_ok(),
-        Ok(_) = stop.wait_for(|stop| *stop == Stop::Now) => false,
-    };
-    if !in_time {
-        tracing::warn!(target: "hapax", "copies of dead letters were not answered in time; they may be made again");
+    let mut finished = Ok(());
+    tokio::select! {
+        () = copies.finish(&mut finished) => return finished,
+        Ok(_) = stop.wait_for(|stop| *stop == Stop::Now) => {}
+        () = tokio::time::sleep_until(deadline) => {}
     }
+    tracing::warn!(target: "hapax", "copies of dead letters were not answered in time; they may be made again");
+    finished
 }

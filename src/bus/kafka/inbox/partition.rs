@@ -7,6 +7,7 @@ use bytes::Bytes;
 use super::super::gaps::Gaps;
 use crate::bus::Received;
 use crate::clock::Time;
+use crate::event::Headers;
 
 /// A partition assigned to this member.
 #[derive(Default)]
@@ -40,6 +41,7 @@ pub(super) struct Mark {
     offset: i64,
     timestamp: Option<Time>,
     key: Option<Bytes>,
+    headers: Headers,
     payload: Option<Bytes>,
 }
 
@@ -50,6 +52,7 @@ impl Mark {
             offset: received.origin.offset,
             timestamp: record.timestamp,
             key: record.key.clone(),
+            headers: record.headers.clone(),
             payload: record.payload.clone(),
         }
     }

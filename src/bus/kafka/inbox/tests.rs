@@ -48,6 +48,22 @@ async fn t493_the_last_record_once_more_is_no_new_topic() {
     assert!(matches!(inbox.take(), Some(Ok(BusEvent::Lost(_)))));
 }
 
+/// In a topic that was made again, the record at the last offset has the same time, key and payload, and another id in its headers: it
+/// is another event.
+#[test]
+fn t503_another_id_in_the_headers_is_another_record() {
+    let (inbox, given) = three();
+    let record = |id: &str| {
+        let headers = [("eventId", id.to_owned())].into_iter().collect();
+        let record = Record { payload: Some("{}".into()), headers, ..Record::default() };
+        Received::new(record, Origin::new(Topic::new("t").unwrap(), 0, 0))
+    };
+    assert_eq!(inbox.push(record("e-1"), 1), Pushed::Open);
+    assert_eq!(inbox.push(record("e-1"), 1), Pushed::Open, "the same record once more");
+    assert_eq!(taken(&inbox), [(0, 0)]);
+    assert_eq!(inbox.push(record("e-2"), 1), Pushed::Anew(given[0].partition.clone()));
+}
+
 /// The inbox of partitions 0 to 2, with room for 100 bytes, and what was assigned.
 fn three() -> (Inbox, Vec<Assignment>) {
     let inbox = Inbox::new(1000, 100, Arc::default());
