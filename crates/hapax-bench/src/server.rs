@@ -248,7 +248,7 @@ async fn memory(options: &Options) -> Fallible<Report> {
 /// How many bytes a request leaves behind, by least squares over samples in MiB that are `step` requests apart. What
 /// only warms up comes to rest; what grows with every request does not.
 fn growth(samples: &[f64], step: u64) -> Option<f64> {
-    let middle = (samples.len().checked_sub(1)?) as f64 / 2.0;
+    let middle = samples.len().checked_sub(1)? as f64 / 2.0;
     let mean = samples.iter().sum::<f64>() / samples.len() as f64;
     let (mut with, mut of) = (0.0, 0.0);
     for (at, sample) in samples.iter().enumerate() {
