@@ -726,14 +726,14 @@ async fn a_week_is_dropped_through_a_transaction_pooler() {
     let is_18 = std::env::var("HAPAX_TEST_POSTGRES_18_URL").is_ok_and(|url| url == support::url());
     let url = if is_18 { pooler } else { support::url() };
     let stage = Stage::new().await;
-    let mut pooled = support::settings(&stage.harness.schema);
-    pooled.pooling = hapax::backend::postgres::Pooling::Transaction;
-    let pooled = PgLedger::connect(&url, pooled).await.unwrap();
+    let mut settings = support::settings(&stage.harness.schema);
+    settings.pooling = hapax::backend::postgres::Pooling::Transaction;
+    let through = PgLedger::connect(&url, settings).await.unwrap();
     until("the week is gone", async || {
-        kit::sweep(&pooled, RETENTION).await;
+        kit::sweep(&through, RETENTION).await;
         stage.is_gone().await
     })
     .await;
-    kit::expect(&pooled, &kit::another(&stage.done), "too_old").await;
-    kit::run(&pooled, &kit::another(&stage.due)).await;
+    kit::expect(&through, &kit::another(&stage.done), "too_old").await;
+    kit::run(&through, &kit::another(&stage.due)).await;
 }
