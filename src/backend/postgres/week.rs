@@ -390,15 +390,12 @@ impl Leaving<'_> {
                 Some(false) => {
                     // This cannot run inside a transaction, so no setting can limit its time: it is
                     // cancelled instead.
-                    let sql = format!("alter table {s}.entry detach partition {table} concurrently");
+                    // The comment tells it from that of another sweeper, also behind a pooler.
+                    let mine = uuid::Uuid::new_v4().simple();
+                    let sql =
+                        format!("alter table {s}.entry detach partition {table} concurrently /* {mine} */");
                     let mut connection =
                         self.inner.database.pool().acquire().await.map_err(|e| translate(WHAT, e))?;
-                    let backend = "select pg_catalog.pg_backend_pid()";
-                    let backend: i32 = sqlx::query_scalar(backend)
-                        .persistent(false)
-                        .fetch_one(&mut *connection)
-                        .await
-                        .map_err(|e| translate(WHAT, e))?;
                     let detaching = execute(&mut connection, sql.clone());
                     tokio::pin!(detaching);
                     let mut end = self.end.max(Instant::now() + POLL_MAX);
@@ -406,7 +403,7 @@ impl Leaving<'_> {
                         tokio::select! {
                             done = &mut detaching => { done?; break; }
                             () = tokio::time::sleep_until(end.into()) => {
-                                self.cancel(backend, &sql).await?;
+                                self.cancel(&sql).await?;
                                 end = Instant::now() + POLL_MAX;
                             }
                         }
@@ -433,10 +430,10 @@ impl Leaving<'_> {
 
     /// Cancels a statement of this sweeper, unless it is committing and waits for a synchronous standby:
     /// PostgreSQL would answer that wait with success.
-    async fn cancel(&self, backend: i32, sql: &str) -> Result<()> {
+    async fn cancel(&self, sql: &str) -> Result<()> {
         let cancel = "select pg_cancel_backend(pid) from pg_stat_activity \
-                      where pid = $1 and query = $2 and state = 'active' and wait_event is distinct from 'SyncRep'";
-        let query = sqlx::query(cancel).bind(backend).bind(sql);
+                      where query = $1 and state = 'active' and wait_event is distinct from 'SyncRep'";
+        let query = sqlx::query(cancel).bind(sql);
         if self.inner.execute(WHAT, query).await? > 0 {
             tracing::warn!(target: "hapax", week = %self.week, "a week cannot be dropped yet: a transaction that reads the ledger is open; the next sweep goes on");
         }
