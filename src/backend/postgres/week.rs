@@ -390,11 +390,10 @@ impl Leaving<'_> {
                 Some(false) => {
                     // This cannot run inside a transaction, so no setting can limit its time: it is
                     // cancelled instead.
-                    // Its own name tells it from other sweepers' statements, also behind a pooler, where
-                    // no connection belongs to a session.
-                    let name = uuid::Uuid::new_v4();
+                    // The comment tells it from that of another sweeper, also behind a pooler.
+                    let mine = uuid::Uuid::new_v4().simple();
                     let sql =
-                        format!("alter table {s}.entry detach partition {table} concurrently /* {name} */");
+                        format!("alter table {s}.entry detach partition {table} concurrently /* {mine} */");
                     let mut connection =
                         self.inner.database.pool().acquire().await.map_err(|e| translate(WHAT, e))?;
                     let detaching = execute(&mut connection, sql.clone());
