@@ -5,7 +5,7 @@ import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { gzipSync } from "node:zlib";
 import { assertAccessible, assertFits, close, launch, open as visit, shots } from "./browser.mjs";
-import { HOSTILE, Server, fill } from "./server.mjs";
+import { HOSTILE, Server, fill, tenantOf } from "./server.mjs";
 
 const VIEWS = { overview: "/", event: "/event?id=order-1-paid", aggregate: "/event?aggregate=order-1", key: "/event?key=order-0", search: "/event", dead: "/dead", aggregates: "/aggregates", retention: "/retention", doctor: "/doctor" };
 /** What is there once a view has its data. */
@@ -66,10 +66,12 @@ for (const colorScheme of ["light", "dark"]) {
   }
 }
 
-test("hostile text is text, in every view that shows it", async () => {
+test("T534: hostile text is text, in every view that shows it", async () => {
   for (const viewport of [{ width: 1280, height: 900 }, { width: 390, height: 844 }]) {
     const paths = ["/dead", "/aggregates", "/"];
-    for (const text of Object.values(HOSTILE)) {
+    for (const [name, text] of Object.entries(HOSTILE)) {
+      paths.push(`/event?${new URLSearchParams({ id: `tenant-${name}-paid`, tenant: tenantOf(text) })}`);
+      paths.push(`/event?${new URLSearchParams({ id: `scope-${name}-paid` })}`);
       paths.push(`/event?${new URLSearchParams({ id: text })}`, `/event?${new URLSearchParams({ aggregate: text })}`);
     }
     for (const path of paths) {
@@ -77,6 +79,13 @@ test("hostile text is text, in every view that shows it", async () => {
       await page.locator(path === "/" ? ".pipeline" : path.startsWith("/event") ? ".timeline" : ".group").first().waitFor();
       assert.equal(await page.evaluate(() => window.pwned), undefined, path);
       assert.equal(await page.locator("img, main script").count(), 0, path);
+      for (const name of path === "/dead" ? [...Object.keys(HOSTILE), "tenant"] : []) {
+        // The preview names scope, tenant and reason once more, and so does the command.
+        const group = page.locator(".group", { has: page.getByRole("link", { name: name === "tenant" ? "tenant-long-paid" : `scope-${name}-paid`, exact: true }) });
+        await group.getByRole("button", { name: "Preview a drop" }).click();
+        await group.getByText("1 of 1 would be given up").waitFor();
+        await assertFits(page, `the preview of ${name}`);
+      }
       const text = await page.locator("body").innerText();
       assert.doesNotMatch(text, /[\u202a-\u202e\u2066-\u2069\u200f\u0007]/, path);
       await assertFits(page, path);
@@ -86,6 +95,24 @@ test("hostile text is text, in every view that shows it", async () => {
   const page = await open(`/event?${new URLSearchParams({ id: HOSTILE.direction })}`);
   await page.locator("h2 .name", { hasText: "invoice\\u{202e}gpj.exe" }).waitFor();
   await page.screenshot({ path: join(shots, "hostile-event.png"), fullPage: true });
+  await close(page);
+});
+
+test("T534: what leaves its box or is cut by it is found, also where the page does not scroll sideways", async () => {
+  const page = await open("/dead");
+  await page.locator(".group").first().waitFor();
+  await assertFits(page, "as it is");
+  const styles = [
+    [".reason", { overflow: "hidden", whiteSpace: "nowrap", width: "4rem" }], [".reason", { overflow: "hidden", height: "1rem" }],
+    [".facts dd", { whiteSpace: "nowrap", width: "1rem" }],
+  ];
+  for (const [selector, style] of styles) {
+    const one = page.locator(selector).first();
+    await one.evaluate((one, style) => Object.assign(one.style, style), style);
+    assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= document.documentElement.clientWidth));
+    await assert.rejects(assertFits(page, selector), /leaves/, selector);
+    await one.evaluate((one) => { one.style.cssText = ""; });
+  }
   await close(page);
 });
 
