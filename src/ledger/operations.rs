@@ -6,8 +6,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use super::{
-    Audit, Cursor, Filter, Finding, Intervene, Intervened, Logged, Page, PreventedDays, SkipBatch, Stat,
-    SweepSettings, Swept,
+    Audit, Cursor, Filter, Finding, Identity, Intervene, Intervened, Logged, Page, PreventedDays, SkipBatch,
+    Stat, SweepSettings, Swept,
 };
 use crate::error::{Error, Result};
 use crate::id::{EventId, Scope, Tenant};
@@ -32,6 +32,11 @@ pub trait Operations: Send + Sync + 'static {
 
     /// The latest audit rows, newest first.
     async fn audit(&self, limit: usize) -> Result<Vec<Audit>>;
+
+    /// The latest audit rows of these entries, also of those that are gone, newest first. It reads
+    /// the whole audit, however many rows others have. Rows of an earlier build, whose entry cannot
+    /// be told for certain, are left out.
+    async fn audit_of(&self, entries: &[Identity], limit: usize) -> Result<Vec<Audit>>;
 
     /// Forgets entries older than the retention.
     async fn sweep(&self, settings: SweepSettings) -> Result<Swept>;
@@ -83,6 +88,9 @@ impl<L: Operations + ?Sized> Operations for Arc<L> {
     }
     async fn audit(&self, limit: usize) -> Result<Vec<Audit>> {
         (**self).audit(limit).await
+    }
+    async fn audit_of(&self, entries: &[Identity], limit: usize) -> Result<Vec<Audit>> {
+        (**self).audit_of(entries, limit).await
     }
     async fn sweep(&self, settings: SweepSettings) -> Result<Swept> {
         (**self).sweep(settings).await

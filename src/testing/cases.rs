@@ -166,6 +166,7 @@ macro_rules! __conformance_cases {
             operate {
                 interventions_fence_and_are_audited
                 t359_audit_rows_of_two_tenants_are_told_apart
+                t536_audit_rows_of_an_entry_are_found_behind_those_of_others
                 redrive_and_retry_bring_back
                 interventions_that_do_not_fit_are_refused
                 interventions_dry_run_changes_nothing

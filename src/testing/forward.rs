@@ -81,6 +81,13 @@ macro_rules! ledger_over {
             async fn audit(&self, limit: usize) -> $crate::Result<Vec<$crate::ledger::Audit>> {
                 $crate::ledger::Operations::audit(&self.inner, limit).await
             }
+            async fn audit_of(
+                &self,
+                entries: &[$crate::ledger::Identity],
+                limit: usize,
+            ) -> $crate::Result<Vec<$crate::ledger::Audit>> {
+                $crate::ledger::Operations::audit_of(&self.inner, entries, limit).await
+            }
             async fn check(&self) -> $crate::Result<Vec<$crate::ledger::Finding>> {
                 $crate::ledger::Operations::check(&self.inner).await
             }

@@ -89,6 +89,49 @@ pub async fn t359_audit_rows_of_two_tenants_are_told_apart(harness: &impl Harnes
     assert_eq!(of, all.map(|mine| mine.identity));
 }
 
+/// The rows of some entries are found behind any number of rows of others, newest first, also when the entries are gone.
+/// Those of another tenant's or scope's entry with the same id are not among them.
+pub async fn t536_audit_rows_of_an_entry_are_found_behind_those_of_others(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    let named = |id: &str, tenant: Option<&str>, scope: &str| {
+        let mut mine = claim(id, lease());
+        mine.identity.tenant = tenant.map(|tenant| Tenant::new(tenant).unwrap());
+        mine.identity.scope = Scope::new(scope).unwrap();
+        mine
+    };
+    let mine = named("e-1", Some("acme"), "mail");
+    let gone = named("\"e\\2", None, "mail");
+    for (one, all) in
+        [(&mine, &[Intervention::Kill, Intervention::Redrive][..]), (&gone, &[Intervention::Forget][..])]
+    {
+        let _ = first(&ledger, one).await;
+        for what in all {
+            intervene(&ledger, one, *what).await.unwrap();
+        }
+    }
+    let others: Vec<_> = (0..9).map(|n| named(&format!("other-{n}"), None, "mail")).collect();
+    for other in others.iter().chain(&[named("e-1", None, "mail"), named("e-1", Some("acme"), "print")]) {
+        let _ = first(&ledger, other).await;
+        intervene(&ledger, other, Intervention::Kill).await.unwrap();
+    }
+    let rows = async |of: &[&Claim], limit| {
+        let of: Vec<_> = of.iter().map(|one| one.identity.clone()).collect();
+        let rows = ledger.audit_of(&of, limit).await.unwrap();
+        rows.into_iter().map(|row| (row.of.unwrap().id.to_string(), row.what)).collect::<Vec<_>>()
+    };
+    let row = |id: &str, what: Intervention| (id.to_owned(), what.name().to_owned());
+    let all = [
+        row("\"e\\2", Intervention::Forget),
+        row("e-1", Intervention::Redrive),
+        row("e-1", Intervention::Kill),
+    ];
+    assert_eq!(rows(&[&mine, &gone], 10).await, all);
+    assert_eq!(rows(&[&mine, &gone], 2).await, all[..2]);
+    assert_eq!(rows(&[&mine], 10).await, all[1..]);
+    assert!(rows(&[], 10).await.is_empty());
+    assert_eq!(ledger.audit(20).await.unwrap().len(), 14);
+}
+
 /// What an intervention does not fit is a conflict that says so; nothing is changed and nothing is audited.
 pub async fn interventions_that_do_not_fit_are_refused(harness: &impl Harness) {
     let ledger = open(harness).await;

@@ -22,7 +22,10 @@ interface ChartProps {
 }
 
 const HEIGHT = 190;
-const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 2 });
+
+/** What lies between two times on the axis: never less than a second, which would have one label twice. */
+const SECONDS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600];
 
 /** Changes when the browser changes between light and dark. */
 function useScheme(): boolean {
@@ -47,7 +50,7 @@ function options(width: number, lines: Line[]): uPlot.Options {
     cursor: { y: false, points: { show: false } },
     scales: { y: { range: (_plot, _low, high) => [0, high > 0 ? high * 1.1 : 1] } },
     axes: [
-      { ...axis, space: 90, size: 28, values: (_plot, at) => at.map((second) => clock(new Date(second * 1000))) },
+      { ...axis, space: 90, size: 28, incrs: SECONDS, values: (_plot, at) => at.map((second) => clock(new Date(second * 1000))) },
       { ...axis, size: 48, values: (_plot, at) => at.map((value) => short.format(value)) },
     ],
     series: [{}, ...lines.map((line) => ({ label: line.name, stroke: colour(line.colour), width: 2, dash: line.dash, points: { show: false } }))],

@@ -1,11 +1,12 @@
 // Dead letters by reason, and what can be decided about all that match.
 import { useState } from "preact/hooks";
 import type { Group } from "./api";
-import { Decide, type What } from "./decide";
+import { Decide } from "./decide";
 import { link } from "./event";
 import { useLoad } from "./live";
 import type { Shown } from "./main";
 import { AsOf, Command, Empty, Name, Notice, Time, number } from "./text";
+import type { What } from "./work";
 
 interface Groups {
   groups: Group[];
@@ -14,15 +15,15 @@ interface Groups {
   age_s: number;
 }
 
-export function DeadView({ session, live }: Shown) {
+export function DeadView({ session, live, work }: Shown) {
   // What dies while the page is open appears by itself; a set that was previewed stays as it is.
   const dead = live.samples.at(-1)?.data.scopes.reduce((sum, scope) => sum + (scope.states.dead ?? 0), 0);
-  const { data, at, error, loading, again } = useLoad<Groups>(`/v1/dead/groups?all_tenants=${session.whole}`, dead);
+  const { data, at, error, loading, again } = useLoad<Groups>(`/v1/dead/groups?all_tenants=${session.whole}`, `${dead}/${work.ended}`);
   // By name: the group itself is another one each time the list is read again.
   const [open, setOpen] = useState<{ group: Group; key: string; what: What } | null>(null);
   const command = session.command ?? "hapax";
   const shown = (data?.groups ?? []).map((group) => ({ group, key: JSON.stringify([group.tenant, group.scope, group.pattern]) }));
-  // Once all of it was redriven the group is gone, but what became of it is still to be read.
+  // What was previewed stays to be read, also when the group is gone.
   if (open && !shown.some(({ key }) => key === open.key)) shown.unshift(open);
   return (
     <section>
@@ -57,10 +58,10 @@ export function DeadView({ session, live }: Shown) {
             <div class="decisions">
               {(["redrive", "drop"] as const).map((what) => {
                 const isOpen = open?.key === key && open.what === what;
-                return <button key={what} type="button" class="second" onClick={() => setOpen({ group, key, what })} aria-expanded={isOpen} disabled={isOpen}>Preview a {what}</button>;
+                return <button key={what} type="button" class="second" onClick={() => setOpen({ group, key, what })} aria-expanded={isOpen} disabled={isOpen || work.running}>Preview a {what}</button>;
               })}
             </div>
-            {open?.key === key && <Decide key={open.what} what={open.what} which={group} command={command} close={() => { setOpen(null); again(); }} />}
+            {open?.key === key && <Decide key={open.what} what={open.what} which={group} command={command} work={work} close={() => { setOpen(null); again(); }} />}
           </li>
         ))}
       </ul>

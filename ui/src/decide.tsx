@@ -2,29 +2,22 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { post, type Previewed } from "./api";
 import { Command, Name, Notice, flag, number, ofTenant, words } from "./text";
-
-export type What = "redrive" | "drop" | "resume" | "skip";
+import type { What, Work } from "./work";
 
 interface Words {
   /** What happens to those that change. */
   would: string;
   does: string;
-  doing: string;
-  done: string;
   command: string;
-  path: string;
-  body?: Record<string, unknown>;
 }
 
 const WORDS: Record<What, Words> = {
-  redrive: { would: "would run again", does: "Redrive", doing: "Redriving", done: "Redriven", command: "dead redrive", path: "/v1/dead/redrive" },
-  drop: { would: "would be given up", does: "Drop", doing: "Dropping", done: "Dropped", command: "dead drop", path: "/v1/dead/drop" },
-  resume: { would: "would run again", does: "Resume", doing: "Resuming", done: "Resumed", command: "parked resume", path: "/v1/parked/release", body: { how: "resume" } },
-  skip: { would: "would let their aggregate go on", does: "Skip", doing: "Skipping", done: "Skipped", command: "parked skip", path: "/v1/parked/release", body: { how: "skip" } },
+  redrive: { would: "would run again", does: "Redrive", command: "dead redrive" },
+  drop: { would: "would be given up", does: "Drop", command: "dead drop" },
+  resume: { would: "would run again", does: "Resume", command: "parked resume" },
+  skip: { would: "would let their aggregate go on", does: "Skip", command: "parked skip" },
 };
 
-/** How many events one request changes, so that there is progress to see. */
-const CHUNK = 50;
 /** How many of those that match one preview has at most, more or less a page. */
 const PREVIEWED_MAX = 20_000;
 /** How many previewed events are rows of the table, and how many ids a command names. */
@@ -46,27 +39,6 @@ interface Preview {
   more: boolean;
 }
 
-interface Done {
-  id: string;
-  said: string;
-  failed: boolean;
-}
-
-interface Changed {
-  entries: { id: string; needs_delivery: boolean; problem?: { detail: string } }[];
-}
-
-/** Parts of a set of which none has an id twice: two entries may have one id, in two weeks. */
-export function chunks(set: Previewed[]): Previewed[][] {
-  const parts: Map<string, Previewed>[] = [];
-  for (const event of set) {
-    let part = parts.find((part) => part.size < CHUNK && !part.has(event.id));
-    if (!part) parts.push(part = new Map());
-    part.set(event.id, event);
-  }
-  return parts.map((part) => [...part.values()]);
-}
-
 /** The commands that do the same: one for each week where ids are of a week. Very many are named by what they have in common. */
 function lines(what: What, which: Which, { events, outOfOrder }: Preview, command: string, reason: string): string[] {
   if (events.length > IDS_MAX) {
@@ -86,19 +58,18 @@ interface Props {
   what: What;
   which: Which;
   command: string;
+  work: Work;
   close: () => void;
 }
 
-export function Decide({ what, which, command, close }: Props) {
+export function Decide({ what, which, command, work, close }: Props) {
   const [outOfOrder, setOutOfOrder] = useState(false);
   const [preview, setPreview] = useState<Preview | null>(null);
   const [reason, setReason] = useState("");
   const [error, setError] = useState<string | null>(null);
-  const [done, setDone] = useState<Done[] | null>(null);
-  const [running, setRunning] = useState(false);
   const [askedFor, setAskedFor] = useState(0);
   const asked = useRef(0);
-  const { would, does, doing, done: didIt, path, body: more } = WORDS[what];
+  const { would, does } = WORDS[what];
   const of = { scope: which.scope, tenant: which.tenant ?? undefined };
   const ask = (outOfOrder: boolean) => {
     // Answers may overtake each other. What is shown and what is sent are those of the last question.
@@ -127,71 +98,39 @@ export function Decide({ what, which, command, close }: Props) {
     return () => { asked.current += 1; };
   }, []);
   const set = preview?.events.filter((event) => event.changes) ?? [];
-  const act = async (event: Event) => {
+  const act = (event: Event) => {
     event.preventDefault();
-    if (!preview) return;
-    setRunning(true);
-    setError(null);
-    const results: Done[] = [];
-    setDone([]);
-    try {
-      for (const chunk of chunks(set)) {
-        const answer = await post<Changed>(path, {
-          ...of, ...more, ids: chunk.map((event) => event.id), tokens: Object.fromEntries(chunk.map((event) => [event.id, event.token])), reason,
-          ...(what === "redrive" ? { out_of_order: preview.outOfOrder } : {}),
-        });
-        for (const entry of answer.entries) {
-          const said = entry.problem ? entry.problem.detail : entry.needs_delivery ? "runs when it is delivered again: publish it" : "done";
-          results.push({ id: entry.id, said, failed: entry.problem !== undefined });
-        }
-        setDone([...results]);
-      }
-    } catch (error) {
-      setError(`${(error as Error).message.replace(/\.?$/, ".")} ${number(results.length)} of ${number(set.length)} have an answer; preview again to see the rest.`);
-    }
-    setRunning(false);
+    if (!preview || work.running) return;
+    work.begin({ what, which, set, reason, outOfOrder: preview.outOfOrder });
+    close();
   };
-  const failed = done?.filter((one) => one.failed) ?? [];
   return (
     <div class="panel">
       {error && <Notice kind="bad">{error}</Notice>}
-      {!done && (
+      {!preview && !error && <p class="loading" role="status">Asking the ledger what would happen…{askedFor > 0 && ` ${number(askedFor)} so far`}</p>}
+      {preview && (
         <>
-          {!preview && !error && <p class="loading" role="status">Asking the ledger what would happen…{askedFor > 0 && ` ${number(askedFor)} so far`}</p>}
-          {preview && (
-            <>
-              <p>{number(set.length)} of {number(preview.events.length)} {would}. It is done to exactly these, and not to what comes from now on.
-                {preview.more && " More match than one preview shows: do these first."}</p>
-              <Outcomes what={does} events={preview.events} />
-            </>
-          )}
-          <form onSubmit={act} class="act">
-            <label class="grow">Reason, for the audit
-              <input required maxLength={1000} value={reason} placeholder="fixed in 1.4.2" onInput={(event) => setReason(event.currentTarget.value)} />
-            </label>
-            {what === "redrive" && (
-              <label class="check">
-                <input type="checkbox" checked={outOfOrder} onChange={(event) => ask(event.currentTarget.checked)} />
-                also events whose aggregate has moved past them; they run without order
-              </label>
-            )}
-            <div class="buttons">
-              <button type="submit" disabled={set.length === 0 || running}>{does} {preview ? number(set.length) : "…"}</button>
-              <button type="button" class="quiet" onClick={close}>Close</button>
-            </div>
-          </form>
-          {preview && set.length > 0 && lines(what, which, { ...preview, events: set }, command, reason).map((line) => <Command key={line} line={line} />)}
+          <p>{number(set.length)} of {number(preview.events.length)} {would}. It is done to exactly these, and not to what comes from now on.
+            {preview.more && " More match than one preview shows: do these first."}</p>
+          <Outcomes what={does} events={preview.events} />
         </>
       )}
-      {done && (
-        <>
-          <label>{running ? doing : didIt}: {number(done.length - failed.length)} of {number(set.length)}{failed.length > 0 && `, ${number(failed.length)} stayed as they were`}
-            <progress max={set.length} value={done.length} />
+      <form onSubmit={act} class="act">
+        <label class="grow">Reason, for the audit
+          <input required maxLength={1000} value={reason} placeholder="fixed in 1.4.2" onInput={(event) => setReason(event.currentTarget.value)} />
+        </label>
+        {what === "redrive" && (
+          <label class="check">
+            <input type="checkbox" checked={outOfOrder} onChange={(event) => ask(event.currentTarget.checked)} />
+            also events whose aggregate has moved past them; they run without order
           </label>
-          {failed.length > 0 && <ul class="plain">{failed.map((one, at) => <li key={at}><Name of={one.id} />: {one.said}</li>)}</ul>}
-          {!running && <><p role="status">The audit has a row for each{error && " of these"}, with your reason.</p><button type="button" onClick={close}>Close</button></>}
-        </>
-      )}
+        )}
+        <div class="buttons">
+          <button type="submit" disabled={set.length === 0 || work.running}>{does} {preview ? number(set.length) : "…"}</button>
+          <button type="button" class="quiet" onClick={close}>Close</button>
+        </div>
+      </form>
+      {preview && set.length > 0 && lines(what, which, { ...preview, events: set }, command, reason).map((line) => <Command key={line} line={line} />)}
     </div>
   );
 }

@@ -168,21 +168,22 @@ export interface Loaded<T> {
   data: T | null;
   at: Date | null;
   error: string | null;
-  away: boolean;
   loading: boolean;
   again: () => void;
 }
 
 const RETRY_MS = 3000;
+/** What passes by itself: the server says so, or a proxy that finds none. */
+const AGAIN = [502, 503, 504];
 
 /** Asks once, and again when `trigger` changes or `again` is called. What is shown stays until there is an answer. */
 export function useLoad<T>(path: string | null, trigger?: unknown): Loaded<T> {
-  const [state, setState] = useState<Omit<Loaded<T>, "again">>({ data: null, at: null, error: null, away: false, loading: path !== null });
+  const [state, setState] = useState<Omit<Loaded<T>, "again">>({ data: null, at: null, error: null, loading: path !== null });
   const [turn, setTurn] = useState(0);
   const shown = useRef(path);
   useEffect(() => {
     if (path === null) {
-      setState({ data: null, at: null, error: null, away: false, loading: false });
+      setState({ data: null, at: null, error: null, loading: false });
       return;
     }
     const abort = new AbortController();
@@ -191,12 +192,12 @@ export function useLoad<T>(path: string | null, trigger?: unknown): Loaded<T> {
     shown.current = path;
     setState((old) => ({ ...old, data: kept ? old.data : null, loading: true }));
     get<T>(path, abort.signal).then(
-      (data) => setState({ data, at: new Date(), error: null, away: false, loading: false }),
+      (data) => setState({ data, at: new Date(), error: null, loading: false }),
       (error) => {
         if (abort.signal.aborted) return;
-        setState((old) => ({ ...old, error: error.message, away: error instanceof Away, loading: false }));
-        // It is being looked for, or a store is busy.
-        if (error instanceof Refused && error.status === 503) retry = setTimeout(() => setTurn((value) => value + 1), RETRY_MS);
+        setState((old) => ({ ...old, error: error.message, loading: false }));
+        // The server restarts; or it is being looked for, or a store is busy.
+        if (error instanceof Away || (error instanceof Refused && AGAIN.includes(error.status))) retry = setTimeout(() => setTurn((value) => value + 1), RETRY_MS);
       },
     );
     return () => {

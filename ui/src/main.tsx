@@ -4,6 +4,7 @@ import "./page.css";
 import { Away, Refused, get, post, type Session } from "./api";
 import { useLive, type Live } from "./live";
 import { Command, Notice, Name, clock, zone } from "./text";
+import { WorkBar, useWork, type Work } from "./work";
 import { OverviewView } from "./overview";
 import { EventView } from "./event";
 import { DeadView } from "./dead";
@@ -13,6 +14,7 @@ import { AggregatesView, DoctorView, RetentionView } from "./views";
 export interface Shown {
   session: Session;
   live: Live;
+  work: Work;
   query: URLSearchParams;
   go: (to: string) => void;
 }
@@ -64,6 +66,7 @@ function Page() {
   const session = visit.is === "in" ? visit.session : null;
   const mayLook = session?.role === "admin";
   const live = useLive(mayLook, ask);
+  const work = useWork();
   const url = new URL(place, location.origin);
   const view = VIEWS.find((view) => view.path === url.pathname) ?? VIEWS[0];
   useEffect(() => {
@@ -77,7 +80,10 @@ function Page() {
     event.preventDefault();
     go(link.pathname + link.search);
   };
-  const logout = () => post("/v1/logout").then(ask, ask);
+  const logout = () => {
+    work.close();
+    post("/v1/logout").then(ask, ask);
+  };
   const shown = VIEWS.filter((view) => session?.whole || !view.whole);
   return (
     <div class="frame" onClick={follow}>
@@ -94,7 +100,7 @@ function Page() {
         <div class="visitor">
           {mayLook && <State live={live} />}
           {session && !session.local && (
-            <span class="who"><Name of={session.who} /> <button type="button" class="quiet" onClick={logout}>Log out</button></span>
+            <span class="who"><Name of={session.who} /> <button type="button" class="quiet" onClick={logout} disabled={work.running}>Log out</button></span>
           )}
         </div>
       </header>
@@ -104,6 +110,7 @@ function Page() {
           {zone(new Date(live.lostSince))}. What you see is from before. The page asks again by itself.
         </Notice>
       )}
+      {session && <WorkBar work={work} />}
       {live.problem && <Notice kind="warn">The numbers cannot be read: {live.problem}</Notice>}
       <main id="main" tabIndex={-1} ref={heading}>
         {visit.is === "asking" && <p class="loading">Loading…</p>}
@@ -117,7 +124,7 @@ function Page() {
           <Notice kind="warn">{view.name} is about all tenants and scopes: it needs a token without a tenant and for all scopes.</Notice>
         )}
         {session && mayLook && (session.whole || !view.whole) && (
-          <view.view key={view.path} session={session} live={live} query={url.searchParams} go={go} />
+          <view.view key={view.path} session={session} live={live} work={work} query={url.searchParams} go={go} />
         )}
       </main>
       {session && <footer>hapax {session.version}{session.tenant && <> · tenant <Name of={session.tenant} /></>}</footer>}

@@ -1,21 +1,22 @@
 // Aggregates that wait, what is kept for how long, and the checks.
 import { useState } from "preact/hooks";
 import type { Doctor, Retention, Waiting } from "./api";
-import { Decide, type What } from "./decide";
+import { Decide } from "./decide";
 import { link } from "./event";
 import { useLoad } from "./live";
 import type { Shown } from "./main";
 import { AsOf, Command, Empty, Name, Notice, Time, Sentence, flag, number, ofTenant, pause, size } from "./text";
+import type { What } from "./work";
 
 const SEQS_SHOWN = 8;
 
-export function AggregatesView({ session, live }: Shown) {
+export function AggregatesView({ session, live, work }: Shown) {
   const open = live.samples.at(-1)?.data.scopes.map((scope) => `${scope.states.parked ?? 0}/${scope.states.dead ?? 0}/${scope.states.retry ?? 0}`).join();
-  const { data, at, error, loading, again } = useLoad<{ aggregates: Waiting[]; more: boolean; age_s: number }>(`/v1/waiting?all_tenants=${session.whole}`, open);
+  const { data, at, error, loading, again } = useLoad<{ aggregates: Waiting[]; more: boolean; age_s: number }>(`/v1/waiting?all_tenants=${session.whole}`, `${open}/${work.ended}`);
   const [decides, setDecides] = useState<{ of: Waiting; key: string; what: What } | null>(null);
   const command = session.command ?? "hapax";
   const shown = (data?.aggregates ?? []).map((of) => ({ of, key: JSON.stringify([of.tenant, of.scope, of.aggregate]) }));
-  // Once it goes on it waits no more, but what became of it is still to be read.
+  // What was previewed stays to be read, also when it waits no more.
   if (decides && !shown.some(({ key }) => key === decides.key)) shown.unshift(decides);
   return (
     <section>
@@ -61,12 +62,12 @@ export function AggregatesView({ session, live }: Shown) {
               <div class="decisions">
                 {(["resume", "skip"] as const).map((what) => {
                   const isOpen = decides?.key === key && decides.what === what;
-                  return <button key={what} type="button" class="second" onClick={() => setDecides({ of, key, what })} aria-expanded={isOpen} disabled={isOpen}>Preview a {what}</button>;
+                  return <button key={what} type="button" class="second" onClick={() => setDecides({ of, key, what })} aria-expanded={isOpen} disabled={isOpen || work.running}>Preview a {what}</button>;
                 })}
               </div>
             )}
             {decides?.key === key && (
-              <Decide key={decides.what} what={decides.what} which={{ scope: of.scope, tenant: of.tenant, aggregate: of.aggregate }} command={command}
+              <Decide key={decides.what} what={decides.what} which={{ scope: of.scope, tenant: of.tenant, aggregate: of.aggregate }} command={command} work={work}
                 close={() => { setDecides(null); again(); }} />
             )}
           </li>

@@ -34,15 +34,35 @@ export async function close(page) {
   await page.context().close();
 }
 
-/** Nothing is wider than the page, and no name leaves its box. */
+/** Nothing is wider than the page, and no text leaves a box or is cut by it, unless the box can be scrolled. */
 export async function assertFits(page, what) {
-  const wide = await page.evaluate(() => {
-    const width = document.documentElement.clientWidth;
-    if (document.documentElement.scrollWidth <= width) return [];
-    const all = [...document.querySelectorAll("body *")].filter((element) => element.getBoundingClientRect().right > width + 1);
-    return all.map((element) => `${element.tagName}.${element.className}`).slice(0, 5).concat("the page scrolls sideways");
+  const found = await page.evaluate(() => {
+    const wrong = new Set();
+    const name = (element) => `${element.tagName}.${element.className}`;
+    const root = document.documentElement;
+    if (root.scrollWidth > root.clientWidth) wrong.add("the page scrolls sideways");
+    const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) {
+      const text = texts.currentNode;
+      if (text.data.trim() === "" || text.parentElement.closest(".sr, .skip, select")) continue;
+      const range = document.createRange();
+      range.selectNodeContents(text);
+      const lines = [...range.getClientRects()].filter((line) => line.width > 0);
+      for (let box = text.parentElement; box && lines.length > 0; box = box.parentElement) {
+        const { overflowX, overflowY, display } = getComputedStyle(box);
+        if (/auto|scroll/.test(overflowX + overflowY)) break; // it is scrolled
+        const { left, right, top, bottom } = box.getBoundingClientRect();
+        const isOut = (line) => display !== "inline" && (line.left < left - 1 || line.right > right + 1);
+        const isCut = (line) => overflowY !== "visible" && (line.top < top - 1 || line.bottom > bottom + 1);
+        if (lines.some((line) => isOut(line) || isCut(line))) {
+          wrong.add(`${JSON.stringify(text.data.slice(0, 30))} leaves ${name(box)}`);
+          break;
+        }
+      }
+    }
+    return [...wrong].slice(0, 8);
   });
-  assert.deepEqual(wide, [], what);
+  assert.deepEqual(found, [], what);
 }
 
 export async function assertAccessible(page, what) {

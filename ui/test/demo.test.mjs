@@ -80,8 +80,8 @@ test("dead letters are redriven while it runs, and the witness still judges", as
   await group.getByText("3 of 3 would run again").waitFor();
   await group.getByLabel("Reason, for the audit").fill("there is paper");
   await group.getByRole("button", { name: "Redrive 3" }).click();
-  await group.getByText("Redriven: 3 of 3").waitFor();
-  await group.getByRole("button", { name: "Close" }).click();
+  await page.locator(".work").getByText("Redriven: 3 of 3").waitFor();
+  await page.locator(".work").getByRole("button", { name: "Close" }).click();
   await page.getByText("There is no dead letter.").waitFor();
   await close(page);
   const event = await open(browser, `${url}/event?id=gift-1-shipped`);

@@ -5,7 +5,7 @@ import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { gzipSync } from "node:zlib";
 import { assertAccessible, assertFits, close, launch, open as visit, shots } from "./browser.mjs";
-import { HOSTILE, Server, fill } from "./server.mjs";
+import { HOSTILE, Server, fill, tenantOf } from "./server.mjs";
 
 const VIEWS = { overview: "/", event: "/event?id=order-1-paid", aggregate: "/event?aggregate=order-1", key: "/event?key=order-0", search: "/event", dead: "/dead", aggregates: "/aggregates", retention: "/retention", doctor: "/doctor" };
 /** What is there once a view has its data. */
@@ -66,10 +66,12 @@ for (const colorScheme of ["light", "dark"]) {
   }
 }
 
-test("hostile text is text, in every view that shows it", async () => {
+test("T534: hostile text is text, in every view that shows it", async () => {
   for (const viewport of [{ width: 1280, height: 900 }, { width: 390, height: 844 }]) {
     const paths = ["/dead", "/aggregates", "/"];
-    for (const text of Object.values(HOSTILE)) {
+    for (const [name, text] of Object.entries(HOSTILE)) {
+      paths.push(`/event?${new URLSearchParams({ id: `tenant-${name}-paid`, tenant: tenantOf(text) })}`);
+      paths.push(`/event?${new URLSearchParams({ id: `scope-${name}-paid` })}`);
       paths.push(`/event?${new URLSearchParams({ id: text })}`, `/event?${new URLSearchParams({ aggregate: text })}`);
     }
     for (const path of paths) {
@@ -77,6 +79,13 @@ test("hostile text is text, in every view that shows it", async () => {
       await page.locator(path === "/" ? ".pipeline" : path.startsWith("/event") ? ".timeline" : ".group").first().waitFor();
       assert.equal(await page.evaluate(() => window.pwned), undefined, path);
       assert.equal(await page.locator("img, main script").count(), 0, path);
+      for (const name of path === "/dead" ? [...Object.keys(HOSTILE), "tenant"] : []) {
+        // The preview names scope, tenant and reason once more, and so does the command.
+        const group = page.locator(".group", { has: page.getByRole("link", { name: name === "tenant" ? "tenant-long-paid" : `scope-${name}-paid`, exact: true }) });
+        await group.getByRole("button", { name: "Preview a drop" }).click();
+        await group.getByText("1 of 1 would be given up").waitFor();
+        await assertFits(page, `the preview of ${name}`);
+      }
       const text = await page.locator("body").innerText();
       assert.doesNotMatch(text, /[\u202a-\u202e\u2066-\u2069\u200f\u0007]/, path);
       await assertFits(page, path);
@@ -86,6 +95,24 @@ test("hostile text is text, in every view that shows it", async () => {
   const page = await open(`/event?${new URLSearchParams({ id: HOSTILE.direction })}`);
   await page.locator("h2 .name", { hasText: "invoice\\u{202e}gpj.exe" }).waitFor();
   await page.screenshot({ path: join(shots, "hostile-event.png"), fullPage: true });
+  await close(page);
+});
+
+test("T534: what leaves its box or is cut by it is found, also where the page does not scroll sideways", async () => {
+  const page = await open("/dead");
+  await page.locator(".group").first().waitFor();
+  await assertFits(page, "as it is");
+  const styles = [
+    [".reason", { overflow: "hidden", whiteSpace: "nowrap", width: "4rem" }], [".reason", { overflow: "hidden", height: "1rem" }],
+    [".facts dd", { whiteSpace: "nowrap", width: "1rem" }],
+  ];
+  for (const [selector, style] of styles) {
+    const one = page.locator(selector).first();
+    await one.evaluate((one, style) => Object.assign(one.style, style), style);
+    assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= document.documentElement.clientWidth));
+    await assert.rejects(assertFits(page, selector), /leaves/, selector);
+    await one.evaluate((one) => { one.style.cssText = ""; });
+  }
   await close(page);
 });
 
@@ -204,7 +231,7 @@ test("T428: what is sent is what the last preview shows", async () => {
   assert.match(lines[1], / dead redrive --scope=\S+ --time=2024-03-04T00:00:00Z --reason=REASON -- '-e'$/);
   await group.getByLabel("Reason, for the audit").fill("mended");
   await group.getByRole("button", { name: "Redrive 2" }).click();
-  await group.getByText("Redriven: 2 of 2").waitFor();
+  await page.locator(".work").getByText("Redriven: 2 of 2").waitFor();
   assert.deepEqual(sent.map(({ ids, tokens, out_of_order }) => [ids, tokens["-e"], out_of_order]), [[["-e"], 3, false], [["-e"], 5, false]]);
   await close(page);
 });
@@ -283,15 +310,18 @@ test("a redrive is previewed, does what it showed, and leaves audit rows", async
   await group.getByLabel("Reason, for the audit").fill("the bank is back");
   assert.match(await group.locator("code").innerText(), /dead redrive --scope=mailer --reason='the bank is back' order-1-paid order-3-paid$/);
   await group.getByRole("button", { name: "Redrive 2" }).click();
-  await group.getByText("Redriven: 1 of 2, 1 stayed as they were").waitFor();
-  await group.getByText(/order-1-paid: .*has changed since/).waitFor();
+  await page.locator(".work").getByText("Redriven: 1 of 2, 1 stayed as they were").waitFor();
+  await page.locator(".work").getByText(/order-1-paid: .*has changed since/).waitFor();
   await page.screenshot({ path: join(shots, "redrive-done.png"), fullPage: true });
   const dead = (await server.must("GET", "/v1/dead")).entries.map((entry) => entry.id);
   assert.ok(dead.includes("order-1-paid") && dead.includes("order-9-paid") && !dead.includes("order-3-paid"), dead.join());
   const audit = await server.ask("GET", "/v1/audit");
   assert.match(audit.text, /the bank is back/);
   await page.screenshot({ path: join(shots, "redrive-done.png"), fullPage: true });
-  await group.getByRole("button", { name: "Close" }).click();
+  await assertFits(page, "what was done");
+  await assertAccessible(page, "what was done");
+  await page.locator(".work").getByRole("button", { name: "Close" }).click();
+  await page.locator(".work").waitFor({ state: "detached" });
   await page.getByRole("link", { name: "order-9-paid" }).waitFor();
   await close(page);
 });
@@ -305,6 +335,7 @@ test("a redrive of many shows its progress, and what failed on the way", async (
       for (let from = 0; from < ids.length; from += 20) await Promise.all(ids.slice(from, from + 20).map((id) => many.die("mailer", id, reason)));
     }
     const page = await open("/dead", { base: many.url });
+    const work = page.locator(".work");
     const group = (reason) => page.locator(".group", { hasText: reason });
     const begin = async (reason, count) => {
       await group(reason).getByRole("button", { name: "Preview a redrive" }).click();
@@ -322,29 +353,79 @@ test("a redrive of many shows its progress, and what failed on the way", async (
       return route.continue();
     });
     await begin("the printer is jammed", 120);
-    await group("the printer is jammed").getByText("Redriving: 50 of 120").waitFor();
-    assert.equal(await group("the printer is jammed").locator("progress").evaluate((bar) => bar.value / bar.max), 50 / 120);
+    await work.getByText("Redriving: 50 of 120").waitFor();
+    assert.equal(await work.locator("progress").evaluate((bar) => bar.value / bar.max), 50 / 120);
     await assertAccessible(page, "progress");
     await page.screenshot({ path: join(shots, "redrive-progress.png"), fullPage: true });
     second();
-    await group("the printer is jammed").getByText("Redriven: 120 of 120").waitFor();
+    await work.getByText("Redriven: 120 of 120").waitFor();
     assert.equal(asked, 3);
     const rows = async (reason) => (await many.must("GET", "/v1/audit?limit=1000")).rows.filter((row) => row.reason === `mended: ${reason}`).length;
     assert.equal(await rows("the printer is jammed"), 120);
-    await group("the printer is jammed").getByRole("button", { name: "Close" }).click();
+    await work.getByRole("button", { name: "Close" }).click();
 
     await begin("the carrier is away", 120);
-    const alert = group("the carrier is away").getByRole("alert");
+    const alert = work.getByRole("alert");
     await alert.filter({ hasText: "the ledger is away." }).filter({ hasText: "50 of 120 have an answer" }).waitFor();
-    await group("the carrier is away").getByText("Redriven: 50 of 120").waitFor();
+    await work.getByText("Redriven: 50 of 120").waitFor();
     assert.equal(await rows("the carrier is away"), 50);
     await page.screenshot({ path: join(shots, "redrive-failed.png"), fullPage: true });
-    await group("the carrier is away").getByRole("button", { name: "Close" }).click();
+    await work.getByRole("button", { name: "Close" }).click();
     // The rest is as it was, and the next preview has it.
     await begin("the carrier is away", 70);
-    await group("the carrier is away").getByText("Redriven: 70 of 70").waitFor();
+    await work.getByText("Redriven: 70 of 70").waitFor();
     assert.equal(await rows("the carrier is away"), 120);
     page.wrong = page.wrong.filter((said) => !said.includes("503")); // the browser's own line
+    await close(page);
+  } finally {
+    await many.remove();
+  }
+});
+
+test("T530: a redrive goes on, and is seen, in every view, and nothing else is decided meanwhile", async () => {
+  const many = new Server();
+  await many.start();
+  try {
+    for (const [reason, count] of [["the printer is jammed", 120], ["the carrier is away", 1]]) {
+      await Promise.all(Array.from({ length: count }, (_, n) => many.die("mailer", `${reason.split(" ")[1]}-${n}`, reason)));
+    }
+    const page = await open("/dead", { base: many.url });
+    const group = (reason) => page.locator(".group", { hasText: reason });
+    let asked = 0, go;
+    const held = new Promise((resolve) => { go = resolve; });
+    await page.route("**/v1/dead/redrive", async (route) => {
+      asked += 1;
+      if (asked === 2) await held;
+      if (asked === 3) return route.fulfill({ status: 503, contentType: "application/problem+json", json: { status: 503, title: "Unavailable", code: "unavailable", detail: "the ledger is away" } });
+      return route.continue();
+    });
+    // A preview that is open when the other one begins.
+    await group("the printer is jammed").getByRole("button", { name: "Preview a redrive" }).click();
+    await group("the printer is jammed").getByText("120 of 120 would run again").waitFor();
+    await group("the printer is jammed").getByLabel("Reason, for the audit").fill("mended");
+    await group("the printer is jammed").getByRole("button", { name: "Redrive 120" }).click();
+    await page.getByText("Redriving: 50 of 120").waitFor();
+    for (const button of await page.getByRole("button", { name: /^Preview a/ }).all()) assert.ok(await button.isDisabled());
+    await page.getByRole("link", { name: "Doctor" }).click();
+    await page.locator(".findings li").first().waitFor();
+    await page.getByText("Redriving: 50 of 120").waitFor();
+    await assertFits(page, "progress in another view");
+    await assertAccessible(page, "progress in another view");
+    await page.screenshot({ path: join(shots, "redrive-elsewhere.png"), fullPage: true });
+    // Whoever closes the page now is asked first.
+    const dialog = page.waitForEvent("dialog");
+    await page.close({ runBeforeUnload: true });
+    assert.equal((await dialog).type(), "beforeunload");
+    go();
+    const alert = page.locator(".work").getByRole("alert");
+    await alert.filter({ hasText: "the ledger is away." }).filter({ hasText: "100 of 120 have an answer" }).waitFor();
+    await page.getByRole("link", { name: "Dead letters" }).click();
+    await group("the printer is jammed").getByText("20", { exact: true }).waitFor();
+    await page.getByText("Redriven: 100 of 120").waitFor();
+    await page.locator(".work").getByRole("button", { name: "Close" }).click();
+    await group("the carrier is away").getByRole("button", { name: "Preview a redrive" }).click();
+    await group("the carrier is away").getByText("1 of 1 would run again").waitFor();
+    page.wrong = page.wrong.filter((said) => !/503|beforeunload|^dialog $/.test(said)); // the browser's own lines
     await close(page);
   } finally {
     await many.remove();
@@ -357,12 +438,13 @@ test("what became of a redrive stays, also when nothing of the group is left", a
   await group.getByRole("button", { name: "Preview a redrive" }).click();
   await group.getByLabel("Reason, for the audit").fill("mended");
   await group.getByRole("button", { name: "Redrive 1" }).click();
-  await group.getByText("Redriven: 1 of 1").waitFor();
+  await page.locator(".work").getByText("Redriven: 1 of 1").waitFor();
   // The list was read again, by itself.
-  await page.waitForResponse((answer) => answer.url().includes("/v1/dead/groups"));
-  await group.getByText("The audit has a row for each").waitFor();
-  await group.getByRole("button", { name: "Close" }).click();
   await group.waitFor({ state: "detached" });
+  await page.locator(".work").getByText("The audit has a row for each").waitFor();
+  await page.locator(".work").getByRole("button", { name: "Close" }).click();
+  await page.locator(".work").waitFor({ state: "detached" });
+  page.wrong = page.wrong.filter((said) => !said.includes("503")); // the list is being read: it is asked again
   await close(page);
 });
 
@@ -378,8 +460,9 @@ test("an aggregate is resumed as previewed", async () => {
   await page.screenshot({ path: join(shots, "resume-preview.png"), fullPage: true });
   await group.getByLabel("Reason, for the audit").fill("the bank is back");
   await group.getByRole("button", { name: "Resume 1" }).click();
-  await group.getByText("Resumed: 1 of 1").waitFor();
+  await page.locator(".work").getByText("Resumed: 1 of 1").waitFor();
   assert.equal((await server.ask("GET", "/v1/processed?scope=mailer&id=order-1-paid")).json.state, "retry");
+  page.wrong = page.wrong.filter((said) => !said.includes("503")); // the list is being read: it is asked again
   await close(page);
 });
 
@@ -412,6 +495,31 @@ test("a server that is lost is said so, and found again", async () => {
     await other.start(other.address);
     await page.locator(".state", { hasText: "Live" }).waitFor();
     assert.equal(await page.getByRole("alert").count(), 0);
+    page.wrong = page.wrong.filter((said) => !said.includes("ERR_")); // the browser's own lines
+    await close(page);
+  } finally {
+    await other.remove();
+  }
+});
+
+test("T531: a view that was opened while the server restarts is asked again when it is back", async () => {
+  const other = new Server();
+  await other.start();
+  try {
+    await other.die("mailer", "one", "the printer is jammed");
+    const page = await open("/", { base: other.url });
+    await page.locator(".state", { hasText: "Live" }).waitFor();
+    await other.stop("SIGKILL");
+    for (const [name, ready] of [["Dead letters", "the printer is jammed"], ["Aggregates", "No aggregate waits."]]) {
+      await page.getByRole("link", { name }).click();
+      await page.getByRole("heading", { name, exact: true }).waitFor();
+      await page.locator("main").getByRole("alert").filter({ hasText: "The server does not answer" }).waitFor();
+      await other.start(other.address);
+      await page.locator(".state", { hasText: "Live" }).waitFor();
+      await page.getByText(ready).first().waitFor();
+      assert.equal(await page.getByRole("alert").count(), 0, name);
+      if (name === "Dead letters") await other.stop("SIGKILL");
+    }
     page.wrong = page.wrong.filter((said) => !said.includes("ERR_")); // the browser's own lines
     await close(page);
   } finally {

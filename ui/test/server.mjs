@@ -63,7 +63,9 @@ export class Server {
   }
 
   append(aggregate, events, tenant) {
-    return this.must("POST", "/v1/journal/append", { aggregate, events }, tenant ? { "hapax-tenant": tenant } : {});
+    // A header has bytes: those of the name in UTF-8.
+    const headers = tenant ? { "hapax-tenant": Buffer.from(tenant).toString("latin1") } : {};
+    return this.must("POST", "/v1/journal/append", { aggregate, events }, headers);
   }
 
   /** Claims an event and lets it die, without a consumer. */
@@ -119,6 +121,11 @@ export const HOSTILE = {
   plain: "x".repeat(255),
 };
 
+/** A tenant of that name, as far as a header can carry it. */
+export function tenantOf(text) {
+  return text.replace("\u0007", "");
+}
+
 /** A shop with everything in it: done, dead, parked and hostile events, records, two tenants. */
 export async function fill(server) {
   for (let n = 0; n < 4; n += 1) {
@@ -140,6 +147,12 @@ export async function fill(server) {
   for (const [name, text] of Object.entries(HOSTILE)) {
     await server.append(text, [{ id: text, payload: { fail: `${text} (${name})` } }, { id: `${name}-after`, payload: {} }]);
   }
+  // Tenants and scopes, too.
+  for (const [name, text] of Object.entries(HOSTILE)) {
+    const torn = { id: `tenant-${name}-paid`, payload: { fail: "the label is torn" } };
+    await server.append(`tenant-${name}`, [torn, { id: `tenant-${name}-after`, payload: {} }], tenantOf(text));
+    await server.die(text, `scope-${name}-paid`, "the label is torn");
+  }
   await server.published();
-  await server.consume("mailer", async () => (await server.count("dead")) === 7 && (await server.count("parked")) === 10);
+  await server.consume("mailer", async () => (await server.count("dead")) === 15 && (await server.count("parked")) === 14);
 }

@@ -8,6 +8,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::prelude::*;
 
 use crate::failure::Failure;
+use crate::print;
 use crate::traces::Traces;
 
 /// How much to log.
@@ -56,22 +57,27 @@ pub fn log(level: Log, json: bool, traces: Option<&Traces>) {
     let shown = tracing_subscriber::registry().with(traces.map(Traces::layer));
     // Keep a subscriber that is already installed.
     let _ = if json {
-        shown.with(lines.json().with_filter(targets(level))).try_init()
+        let lines = lines.json().with_writer(|| Visibly(std::io::stderr(), LogFormat::Json));
+        shown.with(lines.with_filter(targets(level))).try_init()
     } else {
-        let lines = lines.with_writer(|| Visibly(std::io::stderr())).with_target(false);
+        let lines = lines.with_writer(|| Visibly(std::io::stderr(), LogFormat::Text)).with_target(false);
         shown.with(lines.with_filter(targets(level))).try_init()
     };
 }
 
 /// Writes each event as one line on which everything can be seen: a name in it can neither begin another line nor
 /// tell the terminal what to do. Each write is one event.
-struct Visibly<W: std::io::Write>(W);
+struct Visibly<W: std::io::Write>(W, LogFormat);
 
 impl<W: std::io::Write> std::io::Write for Visibly<W> {
     fn write(&mut self, event: &[u8]) -> std::io::Result<usize> {
         let text = String::from_utf8_lossy(event);
         let line = text.strip_suffix('\n').unwrap_or(&text);
-        self.0.write_all(format!("{}\n", hapax::id::Visible(line)).as_bytes())?;
+        let line = match self.1 {
+            LogFormat::Text => print::escaped(line),
+            LogFormat::Json => print::visible_json(line),
+        };
+        self.0.write_all(format!("{line}\n").as_bytes())?;
         Ok(event.len())
     }
 
@@ -127,11 +133,24 @@ mod tests {
     #[test]
     fn an_event_is_one_line_whatever_is_in_it() {
         use std::io::Write as _;
-        let mut lines = Visibly(Vec::new());
+        let mut lines = Visibly(Vec::new(), LogFormat::Text);
         lines.write_all("WARN id=a\u{1b}[2J\n2026 ERROR forged \u{202e}b \u{9b}31m\n".as_bytes()).unwrap();
         lines.write_all("next 漢\n".as_bytes()).unwrap();
         let text = String::from_utf8(lines.0).unwrap();
         assert_eq!(text, "WARN id=a\\u{1b}[2J\\n2026 ERROR forged \\u{202e}b \\u{9b}31m\nnext 漢\n");
+    }
+
+    /// T533: JSON need not escape all that a terminal acts upon.
+    #[test]
+    fn t533_json_has_escapes_for_what_cannot_be_seen() {
+        use std::io::Write as _;
+        let id = "a\u{1b}[2J\n\u{7f}\u{9b}31m\u{202e}\u{2028}\u{e0041}漢";
+        let mut lines = Visibly(Vec::new(), LogFormat::Json);
+        lines.write_all(format!("{}\n", serde_json::json!({ "id": id })).as_bytes()).unwrap();
+        let text = String::from_utf8(lines.0).unwrap();
+        let escaped = r#"{"id":"a\u001b[2J\n\u007f\u009b31m\u202e\u2028\udb40\udc41漢"}"#;
+        assert_eq!(text, format!("{escaped}\n"));
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap()["id"], id);
     }
 
     #[test]

@@ -121,7 +121,7 @@ impl Failure {
                 if let Some((expected, actual)) = &self.conflict {
                     (error["expected"], error["actual"]) = (expected.clone(), actual.clone());
                 }
-                eprintln!("{}", json!({"error": error}));
+                eprintln!("{}", crate::print::visible_json(&json!({"error": error}).to_string()));
             }
         }
         ExitCode::from(self.exit)

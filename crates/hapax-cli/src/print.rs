@@ -18,7 +18,26 @@ pub fn line(text: &str) -> Result<(), Failure> {
 
 /// Prints one JSON value on one line.
 pub fn json(value: &Value) -> Result<(), Failure> {
-    line(&value.to_string())
+    line(&visible_json(&value.to_string()))
+}
+
+/// JSON in which everything can be seen. In JSON on one line, what cannot be stands in strings only, where an escape is
+/// the same character.
+pub fn visible_json(json: &str) -> String {
+    use std::fmt::Write as _;
+    let mut visible = String::with_capacity(json.len());
+    for c in json.chars() {
+        let is_plain = (' '..='~').contains(&c)
+            || hapax::id::Visible(c.encode_utf8(&mut [0; 4])).to_string().starts_with(c);
+        if is_plain {
+            visible.push(c);
+        } else {
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                let _ = write!(visible, "\\u{unit:04x}"); // writing to a String cannot fail
+            }
+        }
+    }
+    visible
 }
 
 /// Prints a text of many lines, made for a file or another program; with `--json` as a field of an object.

@@ -1,6 +1,6 @@
 //! What an operator asks and does.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use async_trait::async_trait;
 
@@ -9,9 +9,9 @@ use crate::error::Result;
 use crate::id::{EventId, Scope, Tenant};
 use crate::ledger::transition::Row;
 use crate::ledger::{
-    Audit, Cursor, CursorParts, Filter, Finding, Intervene, Intervened, Key, LIST_BYTES_MAX, Level, Logged,
-    Operations, Page, PreventedDays, Rows, SkipBatch, Stat, State, SweepSettings, Swept, Week, WeekSize,
-    intervene_rows,
+    Audit, Cursor, CursorParts, Filter, Finding, Identity, Intervene, Intervened, Key, LIST_BYTES_MAX, Level,
+    Logged, Operations, Page, PreventedDays, Rows, SkipBatch, Stat, State, SweepSettings, Swept, Week,
+    WeekSize, intervene_rows,
 };
 
 #[async_trait]
@@ -101,6 +101,14 @@ impl Operations for MemoryLedger {
 
     async fn audit(&self, limit: usize) -> Result<Vec<Audit>> {
         Ok(self.lock().audit.iter().rev().take(limit).cloned().collect())
+    }
+
+    async fn audit_of(&self, entries: &[Identity], limit: usize) -> Result<Vec<Audit>> {
+        let entries: HashSet<_> = entries.iter().collect();
+        let store = self.lock();
+        let of_them =
+            store.audit.iter().rev().filter(|row| row.of.as_ref().is_some_and(|of| entries.contains(of)));
+        Ok(of_them.take(limit).cloned().collect())
     }
 
     async fn sweep(&self, settings: SweepSettings) -> Result<Swept> {

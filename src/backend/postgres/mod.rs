@@ -495,7 +495,11 @@ impl Operations for PgLedger {
     }
 
     async fn audit(&self, limit: usize) -> Result<Vec<Audit>> {
-        read::audit(&self.0, limit).await
+        read::audit(&self.0, None, limit).await
+    }
+
+    async fn audit_of(&self, entries: &[Identity], limit: usize) -> Result<Vec<Audit>> {
+        read::audit(&self.0, Some(entries), limit).await
     }
 
     async fn sweep(&self, settings: SweepSettings) -> Result<Swept> {

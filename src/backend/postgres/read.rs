@@ -510,12 +510,15 @@ from_row! {
     struct AuditRow { at: i64, by: String, what: String, identity: String, reason: String }
 }
 
-pub(super) async fn audit(inner: &Inner, limit: usize) -> Result<Vec<Audit>> {
+/// The latest audit rows, of all entries or of these.
+pub(super) async fn audit(inner: &Inner, of: Option<&[Identity]>, limit: usize) -> Result<Vec<Audit>> {
     let s = &inner.settings.schema;
     let sql = format!(
-        "select {s}.us(at) as at, by, what, identity, why as reason from {s}.audit order by number desc limit $1"
+        "select {s}.us(at) as at, by, what, identity, why as reason from {s}.audit \
+         where $2::text[] is null or identity = any ($2::text[]) order by number desc limit $1"
     );
-    let query = sqlx::query_as::<_, AuditRow>(AssertSqlSafe(sql)).bind(count(limit as u64));
+    let names: Option<Vec<_>> = of.map(|of| of.iter().map(Audit::name).collect());
+    let query = sqlx::query_as::<_, AuditRow>(AssertSqlSafe(sql)).bind(count(limit as u64)).bind(names);
     let rows = inner.fetch_all("reading the audit", query).await?;
     let line =
         |row: AuditRow| Audit::stored(Time::from_micros(row.at), row.by, row.what, row.identity, row.reason);

@@ -412,7 +412,11 @@ impl Operations for RedisLedger {
     }
 
     async fn audit(&self, limit: usize) -> Result<Vec<Audit>> {
-        read::audit(self, limit).await
+        read::audit(self, 0, limit).await
+    }
+
+    async fn audit_of(&self, entries: &[Identity], limit: usize) -> Result<Vec<Audit>> {
+        read::audit_of(self, entries, limit).await
     }
 
     async fn sweep(&self, settings: SweepSettings) -> Result<Swept> {

@@ -1,7 +1,7 @@
 //! Reads entries. Hashes have no order, so a listing scans those of a week and keeps the lowest
 //! keys.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::connect::Doing;
 use super::want::{Names, Wants, member_key, names_of, pair, scope_value, week_key};
@@ -329,15 +329,42 @@ async fn dropped(ledger: &RedisLedger) -> Result<Vec<(Week, Time)>> {
     Ok(dropped)
 }
 
-/// The latest audit rows.
-pub(super) async fn audit(ledger: &RedisLedger, limit: usize) -> Result<Vec<Audit>> {
+/// How many audit rows are read at a time where those of some entries are looked for.
+const AUDIT_PAGE: usize = 10_000;
+
+/// The latest audit rows of these entries. There is no index: all rows are read.
+pub(super) async fn audit_of(ledger: &RedisLedger, entries: &[Identity], limit: usize) -> Result<Vec<Audit>> {
+    let entries: HashSet<_> = entries.iter().collect();
+    let (mut found, mut from) = (Vec::new(), 0);
+    while found.len() < limit {
+        // What is written meanwhile shifts the rest: a row may come twice, none is left out.
+        let page = audit(ledger, from, AUDIT_PAGE).await?;
+        from += page.len();
+        let is_last = page.len() < AUDIT_PAGE;
+        let of_them = page.into_iter().filter(|row| row.of.as_ref().is_some_and(|of| entries.contains(of)));
+        for row in of_them {
+            if !found.contains(&row) {
+                found.push(row);
+            }
+        }
+        if is_last {
+            break;
+        }
+    }
+    found.truncate(limit);
+    Ok(found)
+}
+
+/// The latest audit rows, without the first few.
+pub(super) async fn audit(ledger: &RedisLedger, from: usize, limit: usize) -> Result<Vec<Audit>> {
     if limit == 0 {
         return Ok(Vec::new());
     }
+    let index = |at: usize| i64::try_from(at).unwrap_or(i64::MAX);
     let lines: Vec<String> = redis::cmd("LRANGE")
         .arg(ledger.key(":audit"))
-        .arg(0)
-        .arg(i64::try_from(limit - 1).unwrap_or(i64::MAX))
+        .arg(index(from))
+        .arg(index(from.saturating_add(limit - 1)))
         .query_async(&mut ledger.connection())
         .await
         .doing("reading the audit")?;

@@ -347,7 +347,12 @@ impl Operations for SqliteLedger {
     }
 
     async fn audit(&self, limit: usize) -> Result<Vec<Audit>> {
-        answer(self.0.read.send(move |conn| read::audit(conn, limit))).await
+        answer(self.0.read.send(move |conn| read::audit(conn, None, limit))).await
+    }
+
+    async fn audit_of(&self, entries: &[Identity], limit: usize) -> Result<Vec<Audit>> {
+        let names = entries.iter().map(Audit::name).collect::<Vec<_>>();
+        answer(self.0.read.send(move |conn| read::audit(conn, Some(&names), limit))).await
     }
 
     async fn sweep(&self, settings: SweepSettings) -> Result<Swept> {

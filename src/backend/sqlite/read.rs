@@ -374,14 +374,16 @@ fn dropped(conn: &Connection) -> Result<Vec<(Week, Time)>> {
     rows.into_iter().map(|(week, at)| Ok((Week::from_number(week)?, Time::from_micros(at)))).collect()
 }
 
-/// The latest audit rows.
-pub(super) fn audit(conn: &Connection, limit: usize) -> Result<Vec<Audit>> {
+/// The latest audit rows, of all entries or of those with these names.
+pub(super) fn audit(conn: &Connection, of: Option<&[String]>, limit: usize) -> Result<Vec<Audit>> {
+    let names = of.map(|names| serde_json::json!(names).to_string());
     conn.prepare_cached(
-        "SELECT at, by, what, identity, why FROM main.hapax_audit ORDER BY number DESC LIMIT ?1",
+        "SELECT at, by, what, identity, why FROM main.hapax_audit \
+         WHERE ?2 IS NULL OR identity IN (SELECT value FROM json_each(?2)) ORDER BY number DESC LIMIT ?1",
     )
     .and_then(|mut statement| {
         statement
-            .query_map([i64::try_from(limit).unwrap_or(i64::MAX)], |row| {
+            .query_map((i64::try_from(limit).unwrap_or(i64::MAX), names), |row| {
                 let at = Time::from_micros(row.get(0)?);
                 Ok(Audit::stored(at, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?))
             })?

@@ -149,6 +149,9 @@ impl Operations for Broken {
     async fn audit(&self, limit: usize) -> Result<Vec<Audit>> {
         self.inner.audit(limit).await
     }
+    async fn audit_of(&self, entries: &[Identity], limit: usize) -> Result<Vec<Audit>> {
+        self.inner.audit_of(entries, limit).await
+    }
     async fn sweep(&self, settings: SweepSettings) -> Result<Swept> {
         self.inner.sweep(settings).await
     }

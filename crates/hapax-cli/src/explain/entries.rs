@@ -15,7 +15,7 @@ use super::stores::Visibility;
 const OPEN_MAX: usize = 2000;
 const SETTLED_MAX: usize = 2000;
 const PAGE: usize = 2000;
-/// How many audit rows are looked at, newest first.
+/// How many audit rows are shown, the newest.
 const AUDIT_MAX: usize = 10_000;
 /// How many seqs a sentence names.
 const SEQS_MAX: usize = 10;
@@ -98,20 +98,32 @@ pub struct Found {
     pub left_out: Vec<String>,
 }
 
-/// Asks a ledger about events of a tenant, as far as the one who asks may see them.
+/// Asks a ledger about events of a tenant, as far as the one who asks may see them. Of those with a known id, also
+/// what is recorded of entries that are gone.
 pub async fn look(
     ledger: &dyn Ledger,
     tenant: Option<&Tenant>,
     filter: Filter,
+    known: &[EventId],
     visibility: &Visibility,
 ) -> hapax::Result<Found> {
     let filter = Filter { scopes: visibility.scopes.clone(), ..filter };
-    let wanted: Vec<EventId> = filter.id.iter().cloned().collect();
     let mut found = look_without_audit(ledger, tenant, filter, visibility).await?;
-    found.skips = Skips::look(ledger, tenant, &wanted, &found, visibility).await?;
-    found.audit = ledger.audit(AUDIT_MAX).await?;
+    found.skips = Skips::look(ledger, tenant, known, &found, visibility).await?;
+    let scopes = match &visibility.scopes {
+        Some(scopes) => scopes.clone(),
+        None => ledger.scopes().await?,
+    };
+    let mut of: BTreeSet<Identity> = found.seen.iter().map(|seen| seen.entry.identity.clone()).collect();
+    for scope in &scopes {
+        let identity =
+            |id: &EventId| Identity { tenant: tenant.cloned(), scope: scope.clone(), id: id.clone() };
+        of.extend(known.iter().map(identity));
+    }
+    let of: Vec<_> = of.into_iter().collect();
+    found.audit = ledger.audit_of(&of, AUDIT_MAX).await?;
     if found.audit.len() >= AUDIT_MAX {
-        found.left_out.push(format!("audit rows before its latest {AUDIT_MAX} were not looked at"));
+        found.left_out.push(format!("audit rows before the latest {AUDIT_MAX} are not shown"));
     }
     Ok(found)
 }
@@ -270,23 +282,14 @@ impl Found {
         steps
     }
 
-    /// What operators did to an event in scopes that have no entry of it any more. Rows of an earlier build, which
+    /// What operators did to events in scopes that have no entry of them any more. Rows of an earlier build, which
     /// name tenant, scope and id in one text, are left out: it can be read in two ways.
-    pub fn forgotten(
-        &self,
-        tenant: Option<&Tenant>,
-        id: &EventId,
-        visibility: &Visibility,
-    ) -> Vec<Vec<Step>> {
-        let is_known = |of: &Identity| self.seen.iter().any(|seen| seen.entry.identity == *of);
-        let mut threads = BTreeMap::<&Scope, Vec<Step>>::new();
+    pub fn forgotten(&self) -> Vec<Vec<Step>> {
+        let known: HashSet<_> = self.seen.iter().map(|seen| &seen.entry.identity).collect();
+        let mut threads = BTreeMap::<&Identity, Vec<Step>>::new();
         for row in self.audit.iter().rev() {
-            let Some(of) = row.of.as_ref().filter(|of| of.tenant.as_ref() == tenant && of.id == *id) else {
-                continue;
-            };
-            if visibility.sees(of.scope.as_str()) && !is_known(of) {
-                let step = done_by(row).named(&of.scope).of(id, None);
-                threads.entry(&of.scope).or_default().push(step);
+            if let Some(of) = row.of.as_ref().filter(|of| !known.contains(of)) {
+                threads.entry(of).or_default().push(done_by(row).named(&of.scope).of(&of.id, None));
             }
         }
         threads.into_values().collect()

@@ -47,6 +47,17 @@ pub enum Layer {
 }
 
 impl Layer {
+    #[cfg(test)]
+    pub const ALL: [Layer; 7] = [
+        Layer::Key,
+        Layer::Journal,
+        Layer::Relay,
+        Layer::Ledger,
+        Layer::Record,
+        Layer::ReadModel,
+        Layer::Projection,
+    ];
+
     pub fn name(self) -> &'static str {
         match self {
             Layer::Key => "key",

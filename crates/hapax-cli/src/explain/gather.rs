@@ -58,7 +58,8 @@ pub async fn event(
     let mut others = Vec::new();
     if let Some(ledger) = stores.ledger().await? {
         let filter = Filter { id: Some(id.clone()), ..Filter::default() };
-        let found = entries::look(&*ledger, tenant, filter, &stores.visibility).await;
+        let known = std::slice::from_ref(id);
+        let found = entries::look(&*ledger, tenant, filter, known, &stores.visibility).await;
         if let Some(found) = stores.answer("ledger", found)? {
             others.clone_from(&found.others);
             note_entries(stores, &found, &mut unrecorded);
@@ -66,7 +67,7 @@ pub async fn event(
             if of_entries.is_empty() {
                 stores.say("ledger", "no scope has an entry of it");
             }
-            threads.extend(found.forgotten(tenant, id, &stores.visibility));
+            threads.extend(found.forgotten());
             threads.extend(of_entries);
             threads.extend(found.skipped());
         }
@@ -218,7 +219,7 @@ async fn events_of(
     aggregate: &Aggregate,
     unrecorded: &mut Unrecorded,
 ) -> Result<Events, Failure> {
-    let mut events = Events::default();
+    let (mut events, mut known) = (Events::default(), Vec::new());
     if let Some(journal) = stores.journal().await? {
         let read = read(&*journal, tenant, aggregate).await;
         if let Some(read) = stores.answer("journal", read)? {
@@ -241,6 +242,7 @@ async fn events_of(
             if !read.events.is_empty() {
                 unrecorded.0.push("when the relay published an event");
             }
+            known.extend(read.events.iter().map(|stored| stored.event.id.clone()));
             let visibility = &stores.visibility;
             let steps = read.events.iter().map(|stored| journaled(stored, &read.relays, visibility));
             events.threads.extend(steps);
@@ -248,7 +250,7 @@ async fn events_of(
     }
     if let Some(ledger) = stores.ledger().await? {
         let filter = Filter { aggregate: Some(aggregate.clone()), ..Filter::default() };
-        let found = entries::look(&*ledger, tenant, filter, &stores.visibility).await;
+        let found = entries::look(&*ledger, tenant, filter, &known, &stores.visibility).await;
         if let Some(found) = stores.answer("ledger", found)? {
             events.others.clone_from(&found.others);
             note_entries(stores, &found, unrecorded);
@@ -256,6 +258,7 @@ async fn events_of(
             if of_entries.is_empty() {
                 stores.say("ledger", "no scope has an entry of this aggregate");
             }
+            events.threads.extend(found.forgotten());
             events.threads.extend(of_entries);
             events.threads.extend(found.skipped());
             events.queues = found.queues();

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::explanation::{Explanation, Row, Step, pause, stamp};
+use super::explanation::{Explanation, Layer, Row, Step, pause, stamp};
 use crate::print;
 
 const HEAD: &str = r#"<meta charset="utf-8">
@@ -14,10 +14,11 @@ const HEAD: &str = r#"<meta charset="utf-8">
 
 const STYLE: &str = "
 :root { --text: #1c2128; --soft: #57606a; --line: #d0d7de; --back: #fff; --band: #f6f8fa;
-  --key: #8250df; --journal: #0969da; --relay: #0a7d91; --ledger: #1a7f37; --record: #9a6700; --read: #bf3989; }
+  --key: #8250df; --journal: #0969da; --relay: #0a7d91; --ledger: #1a7f37; --record: #9a6700; --read: #bf3989;
+  --projection: #6b7f1d; }
 @media (prefers-color-scheme: dark) { :root { --text: #e6edf3; --soft: #9198a1; --line: #3d444d; --back: #0d1117;
   --band: #151b23; --key: #ab7df8; --journal: #4493f8; --relay: #39c5cf; --ledger: #3fb950; --record: #d29922;
-  --read: #db61a2; } }
+  --read: #db61a2; --projection: #a3b95a; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 2rem 1rem 4rem; max-width: 60rem; color: var(--text); background: var(--back);
   font: 15px/1.5 system-ui, sans-serif; }
@@ -37,6 +38,7 @@ dl div { display: flex; gap: .35rem; min-width: 0; }
 dd { margin: 0; min-width: 0; overflow-wrap: anywhere; }
 .key { --colour: var(--key); } .journal { --colour: var(--journal); } .relay { --colour: var(--relay); }
 .ledger { --colour: var(--ledger); } .record { --colour: var(--record); } .read { --colour: var(--read); }
+.projection { --colour: var(--projection); }
 .note { padding: .5rem .75rem; background: var(--band); border: 1px solid var(--line); border-radius: 6px; }
 ";
 
@@ -87,8 +89,7 @@ pub fn page(explanation: &Explanation, reasons: bool) -> String {
 }
 
 fn write_step(page: &mut String, explanation: &Explanation, step: &Step) {
-    // The first word of a layer is its class.
-    let class = step.layer.name().split(' ').next().unwrap_or_default();
+    let class = class(step.layer);
     let _ = write!(page, "<li class=\"step {class}\">");
     match step.at {
         Some(at) => {
@@ -116,6 +117,11 @@ fn write_step(page: &mut String, explanation: &Explanation, step: &Step) {
     page.push_str("</li>\n");
 }
 
+/// The first word of a layer is its class.
+fn class(layer: Layer) -> &'static str {
+    layer.name().split(' ').next().unwrap_or_default()
+}
+
 /// Text that is nothing but text in HTML, with what cannot be seen made visible.
 fn plain(text: &str) -> String {
     let text = print::escaped(text);
@@ -137,8 +143,18 @@ fn plain(text: &str) -> String {
 mod tests {
     use hapax::Time;
 
-    use super::super::explanation::{Layer, Subject};
+    use super::super::explanation::Subject;
     use super::*;
+
+    /// T535
+    #[test]
+    fn t535_every_layer_has_a_colour_in_light_and_in_dark() {
+        for layer in Layer::ALL {
+            let class = class(layer);
+            assert!(STYLE.contains(&format!(".{class} {{ --colour: var(--{class}); }}")), "{class}");
+            assert_eq!(STYLE.matches(&format!("--{class}: #")).count(), 2, "{class}");
+        }
+    }
 
     #[test]
     fn idle_gaps_are_folded_and_names_stay_text() {

@@ -19,20 +19,18 @@ pub struct Skips {
 }
 
 impl Skips {
-    /// Asks about the events that are asked for, or else about those that were found.
+    /// Asks about the events that are known, and about those that were found.
     pub async fn look(
         ledger: &dyn Ledger,
         tenant: Option<&Tenant>,
-        wanted: &[EventId],
+        known: &[EventId],
         found: &Found,
         visibility: &Visibility,
     ) -> hapax::Result<Self> {
-        let mut ids = wanted.to_vec();
-        if ids.is_empty() {
-            ids.extend(found.seen.iter().map(|seen| seen.entry.identity.id.clone()));
-            ids.sort();
-            ids.dedup();
-        }
+        let mut ids = known.to_vec();
+        ids.extend(found.seen.iter().map(|seen| seen.entry.identity.id.clone()));
+        ids.sort();
+        ids.dedup();
         let mut logged = match ledger.skips(tenant, &ids).await {
             Err(Error::Unsupported(_)) => return Ok(Skips::default()),
             logged => logged?,

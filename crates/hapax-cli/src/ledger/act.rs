@@ -337,6 +337,8 @@ pub fn stays(error: &Error) -> Option<String> {
     match error {
         Error::Conflict { expected, actual } => Some(format!("it needs {expected}; it is {actual}")),
         Error::NotFound(_) => Some("it is gone".to_owned()),
+        // One that others have just now does not fail its neighbours.
+        Error::Contended { .. } => Some("it is being changed just now: ask again".to_owned()),
         error @ Error::Invalid { .. } => Some(error.to_string()),
         _ => None,
     }
@@ -516,4 +518,18 @@ fn step_json(step: &Step) -> serde_json::Value {
         "after": after,
         "needs_delivery": needs_delivery,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// T537: a preview of a thousand does not fail because of one that others have just now; a ledger that is away
+    /// fails it.
+    #[test]
+    fn t537_an_event_that_others_have_just_now_stays() {
+        let contended = Error::Contended { what: "a lock".to_owned(), source: None };
+        assert!(stays(&contended).is_some_and(|why| why.contains("ask again")));
+        assert_eq!(stays(&Error::Unavailable { what: "it is away".to_owned(), source: None }), None);
+    }
 }

@@ -82,27 +82,50 @@ fn percent(text: &str) -> Result<f64, String> {
     }
 }
 
-/// A rate that was measured: what, how many a second, and bytes of WAL for each, if that was measured too.
+/// A rate that was measured: what, how many a second, bytes of WAL for each, if that was measured too, and where.
+#[derive(Debug)]
 struct Measured {
     what: &'static str,
     per_s: f64,
     wal_bytes: Option<f64>,
+    machine: &'static str,
 }
 
-/// Every figure is one of docs/benchmarks.md.
-const CONSUMER: Measured =
-    Measured { what: "Kafka to PostgreSQL rows, exactly once, unordered", per_s: 15_561.0, wal_bytes: None };
-const ORDERED: Measured = Measured {
-    what: "Kafka to PostgreSQL rows, exactly once, ordered (latest)",
-    per_s: 15_201.0,
-    wal_bytes: None,
-};
-const LEASED: Measured =
-    Measured { what: "lease + done, a week of 1,000,000 rows", per_s: 34_129.0, wal_bytes: Some(374.0) };
-const CLAIMED: Measured =
-    Measured { what: "PostgreSQL claims, per event, 2,000 tasks", per_s: 135_797.0, wal_bytes: Some(238.0) };
-const MACHINE: &str =
+impl Measured {
+    /// Consumers are measured on a machine that does nothing else.
+    const fn consumer(what: &'static str, per_s: f64) -> Self {
+        Measured { what, per_s, wal_bytes: None, machine: QUIET }
+    }
+}
+
+const QUIET: &str =
+    "docs/benchmarks.md: 2 cores, 24 GiB, PostgreSQL 18.6 and Kafka on the same machine, a quiet machine";
+const BUSY: &str =
     "docs/benchmarks.md: 2 cores, 24 GiB, PostgreSQL 18.6 on the same machine, busy with other work";
+
+// Every figure is one of docs/benchmarks.md, under the same words: a test compares them.
+const CONSUMER: Measured = Measured::consumer("Kafka to PostgreSQL rows, exactly once, unordered", 20_642.0);
+const ORDERED: Measured = Measured::consumer(
+    "Kafka to PostgreSQL rows, exactly once, ordered by aggregate and seq (`latest`)",
+    21_113.0,
+);
+/// It stands for consumers that run at most once, too, which write each row once instead of twice.
+const LEASED_CONSUMER: Measured = Measured::consumer(
+    "a handler that waits 5 ms, 1,000 keys in one partition, leased on PostgreSQL, 512 at once",
+    18_368.0,
+);
+const LEASED: Measured = Measured {
+    what: "lease + done, a week of 1,000,000 rows",
+    per_s: 34_129.0,
+    wal_bytes: Some(374.0),
+    machine: BUSY,
+};
+const CLAIMED: Measured = Measured {
+    what: "PostgreSQL claims, per event, 2,000 tasks",
+    per_s: 135_797.0,
+    wal_bytes: Some(238.0),
+    machine: BUSY,
+};
 
 /// Database load by rate, as the document that this part of hapax follows puts it.
 const TIERS: [(u64, &str, &str); 4] = [
@@ -146,11 +169,12 @@ impl<'a> Plan<'a> {
         // Those that are kept, the one that is filled, the next one, which is made ahead; and the timeless one.
         let kept_weeks = (kept / WEEK.as_secs_f64()).ceil() as u64;
         let weeks = if args.id_bytes.is_none() { kept_weeks + 1 + 1 + 1 } else { 1 + 2 };
-        let measured = match (args.mode, args.guard, args.aggregate_bytes) {
-            (Mode::Leased, ..) => &LEASED,
-            (Mode::AtMostOnce, ..) | (_, true, _) => &CLAIMED,
-            (Mode::Transactional, false, Some(_)) => &ORDERED,
-            (Mode::Transactional, false, None) => &CONSUMER,
+        let measured = match (args.guard, args.mode, args.aggregate_bytes) {
+            (true, Mode::Leased, _) => &LEASED,
+            (true, ..) => &CLAIMED,
+            (false, Mode::Transactional, Some(_)) => &ORDERED,
+            (false, Mode::Transactional, None) => &CONSUMER,
+            (false, ..) => &LEASED_CONSUMER,
         };
         Plan {
             args,
@@ -205,11 +229,19 @@ impl<'a> Plan<'a> {
                     .to_owned(),
             );
         }
-        if self.measured.wal_bytes.is_none() {
+        if self.args.mode == Mode::AtMostOnce && !self.args.guard {
             notes.push(
-                "WAL was not measured for consumers; a bare claim writes 238 bytes, lease and done 374."
+                "Consumers that run at most once were not measured. The rate is that of leased ones, which write each \
+                 row twice: expect more."
                     .to_owned(),
             );
+        }
+        if let (None, Some(claim), Some(lease)) =
+            (self.measured.wal_bytes, CLAIMED.wal_bytes, LEASED.wal_bytes)
+        {
+            notes.push(format!(
+                "WAL was not measured for consumers; a bare claim writes {claim:.0} bytes, lease and done {lease:.0}."
+            ));
         }
         notes
     }
@@ -244,7 +276,7 @@ pub fn run(global: &Global, args: &PlanArgs) -> Result<u8, Failure> {
             "bytes_max": plan.bytes_max().round(), "wal_bytes_per_s": plan.wal_bytes_per_s().map(f64::round),
             "weeks": plan.weeks, "processes": processes, "topic_partitions_min": processes,
             "connections_max": processes * u64::from(pool),
-            "measured": {"what": plan.measured.what, "per_s": plan.measured.per_s, "source": MACHINE},
+            "measured": {"what": plan.measured.what, "per_s": plan.measured.per_s, "source": plan.measured.machine},
             "load_mean": mean, "load_peak": peak, "peak": args.peak,
             "tier": {"rate": tier, "load": said},
         }))?;
@@ -290,7 +322,7 @@ pub fn run(global: &Global, args: &PlanArgs) -> Result<u8, Failure> {
             "measured",
             format!("{}: {}/s by one process", plan.measured.what, grouped(plan.measured.per_s as u64)),
         ),
-        ("from", MACHINE.to_owned()),
+        ("from", plan.measured.machine.to_owned()),
         ("tier", format!("{tier}: {said}")),
     ];
     print::table(["what", "plan"], &rows.map(|(name, value)| [name.to_owned(), value]))?;
@@ -325,7 +357,41 @@ mod tests {
         assert!((plan.new_per_s - 4850.0).abs() < 1e-6);
         assert!((plan.rows_max - 4850.0 * 14.0 * DAY_S).abs() < 1.0, "{}", plan.rows_max);
         assert_eq!((plan.weeks, plan.processes(), plan.tier().1), (4, 2, "1,000 to 10,000/s"));
-        assert!((plan.load().0 - 5000.0 / 15_561.0).abs() < 1e-9);
+        assert!((plan.load().0 - 5000.0 / CONSUMER.per_s).abs() < 1e-9);
+    }
+
+    #[test]
+    fn t532_every_figure_is_that_of_the_benchmarks() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/benchmarks.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        for measured in [&CONSUMER, &ORDERED, &LEASED_CONSUMER, &LEASED, &CLAIMED] {
+            let row = format!("\n| {}: {}/s |", measured.what, grouped(measured.per_s as u64));
+            let (before, _) =
+                page.split_once(&row).unwrap_or_else(|| panic!("docs/benchmarks.md has no {row:?}"));
+            // The machine is that of its section.
+            let section = before.rsplit("\n## ").next().unwrap().replace('*', "").replace('\n', " ");
+            let words = measured.machine.rsplit(", ").next().unwrap();
+            assert!(section.contains(words), "{}: {words:?} is not in {section:?}", measured.what);
+        }
+        let wal = [&CLAIMED, &LEASED].map(|measured| measured.wal_bytes.unwrap().to_string()).join(" / ");
+        let row = format!("\n| WAL bytes per claim / per lease + done: {wal} |");
+        assert!(page.contains(&row), "docs/benchmarks.md has no {row:?}");
+    }
+
+    #[test]
+    fn t532_each_mode_has_the_rate_of_who_claims() {
+        for (line, measured) in [
+            ("", &CONSUMER),
+            (" --aggregate-bytes 20", &ORDERED),
+            (" --mode leased", &LEASED_CONSUMER),
+            (" --mode at-most-once", &LEASED_CONSUMER),
+            (" --guard", &CLAIMED),
+            (" --guard --mode leased", &LEASED),
+            (" --guard --mode at-most-once", &CLAIMED),
+        ] {
+            let args = args(&format!("--rate 10{line}"));
+            assert_eq!(Plan::of(&args).measured.what, measured.what, "{line}");
+        }
     }
 
     #[test]

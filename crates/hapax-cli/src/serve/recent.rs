@@ -109,35 +109,50 @@ impl<T: Send + Sync + 'static> Recent<T> {
         F: Future<Output = hapax::Result<T>> + Send + 'static,
     {
         let began = Instant::now();
+        let mut count = Some(count);
+        loop {
+            if let Some(counting) = self.begins(count.is_some())
+                && let Some(count) = count.take()
+            {
+                let (counted, mut stopping) = (count(), stopping.clone());
+                tokio::spawn(async move {
+                    let began = Instant::now();
+                    tokio::select! {
+                        counted = counted => counting.end(began, counted),
+                        () = super::app::stopped(&mut stopping) => {}
+                    }
+                });
+            }
+            let mut seen = self.state.subscribe();
+            let ends = seen.wait_for(|state| state.since.is_none());
+            // Without an end in time the state is as it is now.
+            let is_late = tokio::time::timeout_at(began + patience, ends).await.is_err();
+            let state = self.state.borrow();
+            let is_overtaken = state.since.is_none() && state.last.is_none() && state.ended.is_none();
+            if is_overtaken && count.is_some() && !is_late {
+                continue; // what others began is told to nobody
+            }
+            if let Some((_, _, Some(error))) = state.ended.as_ref().filter(|_| state.since.is_none()) {
+                return Err(Arc::clone(error));
+            }
+            return Ok(match &state.last {
+                Some(count) => Latest::Counted(Arc::clone(count)),
+                None => Latest::Counting(state.since.unwrap_or(began).elapsed()),
+            });
+        }
+    }
+
+    /// Whether the caller is the one who counts: it can, and nobody does or did just now.
+    fn begins(&self, can: bool) -> Option<Counting<T>> {
         let mut changes = 0;
         let begins = self.state.send_if_modified(|state| {
-            let begins = state.since.is_none() && !state.is_fresh(self.period);
+            let begins = can && state.since.is_none() && !state.is_fresh(self.period);
             if begins {
-                (state.since, state.ended, changes) = (Some(began), None, state.changes);
+                (state.since, state.ended, changes) = (Some(Instant::now()), None, state.changes);
             }
             begins
         });
-        if begins {
-            let counting = Counting { state: self.state.clone(), changes };
-            let (counted, mut stopping) = (count(), stopping.clone());
-            tokio::spawn(async move {
-                tokio::select! {
-                    counted = counted => counting.end(began, counted),
-                    () = super::app::stopped(&mut stopping) => {}
-                }
-            });
-        }
-        let mut seen = self.state.subscribe();
-        // Without an end in time the state is as it is now.
-        let _ = tokio::time::timeout(patience, seen.wait_for(|state| state.since.is_none())).await;
-        let state = self.state.borrow();
-        if let Some((_, _, Some(error))) = state.ended.as_ref().filter(|_| state.since.is_none()) {
-            return Err(Arc::clone(error));
-        }
-        Ok(match &state.last {
-            Some(count) => Latest::Counted(Arc::clone(count)),
-            None => Latest::Counting(state.since.unwrap_or(began).elapsed()),
-        })
+        begins.then(|| Counting { state: self.state.clone(), changes })
     }
 }
 
@@ -299,6 +314,30 @@ mod tests {
         }
         may_end.add_permits(1);
         assert_eq!(look().await, Some(2), "what the first one found is not told");
+    }
+
+    /// T538: who waits for a look that a change overtakes gets the next one, not a refusal.
+    #[tokio::test(start_paused = true)]
+    async fn t538_who_waits_for_a_look_that_is_overtaken_gets_the_next() {
+        let (_stop, stopping) = watch::channel(false);
+        let (recent, may_end) = (Recent::with_period(Duration::ZERO), Arc::new(Semaphore::new(0)));
+        let look = |number: u32| {
+            let (recent, may_end, stopping) = (&recent, Arc::clone(&may_end), &stopping);
+            async move {
+                let look = || async move {
+                    may_end.acquire().await.unwrap().forget();
+                    Ok(number)
+                };
+                counted(recent.get(10 * NOW, stopping, look).await)
+            }
+        };
+        let (first, second) = tokio::join!(look(1), async {
+            tokio::task::yield_now().await;
+            recent.forget();
+            may_end.add_permits(2);
+            look(2).await
+        });
+        assert_eq!((first, second), (None, Some(2)));
     }
 
     /// T474: a store that was away for long is asked again soon.

@@ -520,3 +520,41 @@ fn skipped_deliveries_are_shown_and_counted() {
     run(dir, &["stats", "--days", "0"]).code(2);
     run(dir, &["stats", "--set", "ledger.value=amount"]).code(2);
 }
+
+/// Adds more audit rows of other entries than are read at once, as an operator who redrives all of them.
+const OTHERS: &str = r#"
+import os, sqlite3
+path = next(os.path.join(folder, "ledger.db") for folder, _, names in os.walk(".") if "ledger.db" in names)
+db = sqlite3.connect(path)
+with db:
+    rows = ((n, '[null,"mailer","other-%d"]' % n) for n in range(10_001))
+    db.executemany("INSERT INTO hapax_audit (at, by, what, identity, why) VALUES (?, 'ada', 'redrive', ?, 'fixed')", rows)
+"#;
+
+#[test]
+fn t536_what_was_done_to_an_event_is_found_behind_many_others_and_without_its_entry() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let append = ["journal", "append", "--aggregate", "order-1", "--kind", "order.paid"];
+    run_with(dir, &append, (line("e-1", 1, "break") + &line("e-2", 2, "")).as_bytes()).code(0);
+    relay(dir).code(0);
+    let command = Sample::Python.handler(dir, UNTIL_FIXED);
+    consume(dir, &command, &STRICT).code(0);
+    let redrive = ["dead", "redrive", "--scope", "mailer", "--reason", "fixed in 1.4.2", "--yes", "e-1"];
+    run(dir, &redrive).code(0);
+    std::fs::write(dir.join("fixed"), "").unwrap();
+    consume(dir, &command, &STRICT).code(0);
+    let added = std::process::Command::new("python3").args(["-c", OTHERS]).current_dir(dir).output().unwrap();
+    assert!(added.status.success(), "{added:?}");
+    for of in [&["e-1"][..], &["--aggregate", "order-1"]] {
+        let life = explain(dir, &[of, &["--json"]].concat()).code(0).json();
+        assert_eq!(step(&life, "redriven")["facts"]["reason"], "fixed in 1.4.2", "{life:#}");
+    }
+    run(dir, &["ledger", "forget", "--scope", "mailer", "--reason", "replay", "--yes", "e-1"]).code(0);
+    for of in [&["e-1"][..], &["--aggregate", "order-1"]] {
+        let life = explain(dir, &[of, &["--json"]].concat()).code(0).json();
+        let (redriven, forgotten) = (step(&life, "redriven"), step(&life, "forgotten"));
+        assert_eq!((&redriven["event"], &forgotten["event"]), (&json!("e-1"), &json!("e-1")), "{life:#}");
+        assert_eq!(forgotten["name"], "mailer", "{life:#}");
+    }
+}

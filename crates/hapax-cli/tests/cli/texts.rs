@@ -2,7 +2,9 @@
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
-use crate::common::{run, run_with};
+use std::path::Path;
+
+use crate::common::{Ran, run, run_with};
 
 #[test]
 fn texts_for_files_are_fields_of_an_object_with_json() {
@@ -61,32 +63,65 @@ for line in sys.stdin:
     print(json.dumps({"id": message["id"], "token": message["token"], "fatal": True, "error": "no: " + message["id"]}), flush=True)
 "#;
 
-/// Ids and reasons with markup, escapes, line breaks and marks that turn the text around, and 255 wide characters: in
-/// the log and in what commands print they are text on their own line.
+/// Ids with markup, escapes, line breaks and marks that turn the text around, and 255 wide characters.
+fn hostile() -> Vec<String> {
+    let texts = [
+        "<img src=x onerror=alert(1)>",
+        "\u{1b}[2J\u{1b}]0;pwned\u{7}",
+        "a\nFORGED line\r\u{85}b\u{2028}c",
+        "invoice\u{202e}gpj.exe\u{2066}\u{200f}",
+        "\u{9b}31mred",
+    ];
+    texts.map(str::to_owned).into_iter().chain(["漢".repeat(255)]).collect()
+}
+
+/// Publishes events with these ids and consumes them with a handler that fails.
+fn consumed(dir: &Path, hostile: &[String], args: &[&str]) -> Ran {
+    std::fs::write(dir.join("fails.py"), FAILS).unwrap();
+    let lines: Vec<_> = hostile.iter().map(|id| serde_json::json!({"event_id": id}).to_string()).collect();
+    let produce = ["produce", "--topic", "orders", "--create", "1"];
+    run_with(dir, &produce, lines.join("\n").as_bytes()).code(0);
+    let consume =
+        ["consume", "--topic", "orders", "--scope", "mailer", "--until-idle", "1", "--log", "debug"];
+    run(dir, &[&consume[..], &["--exec", "python3 fails.py"], args].concat()).code(0)
+}
+
+/// What a terminal acts upon, or what cannot be seen.
+fn odd(c: char) -> bool {
+    (c.is_control() && c != '\n') || "\u{202e}\u{2066}\u{200f}\u{2028}".contains(c)
+}
+
+/// In the log and in what commands print they are text on their own line, and so are the reasons that quote them.
 #[test]
 fn hostile_names_forge_no_line_of_the_log_and_reach_no_terminal() {
     let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("fails.py"), FAILS).unwrap();
-    let hostile = [
-        "<img src=x onerror=alert(1)>".to_owned(),
-        "\u{1b}[2J\u{1b}]0;pwned\u{7}".to_owned(),
-        "a\nFORGED line\r\u{85}b\u{2028}c".to_owned(),
-        "invoice\u{202e}gpj.exe\u{2066}\u{200f}".to_owned(),
-        "\u{9b}31mred".to_owned(),
-        "漢".repeat(255),
-    ];
-    let lines: Vec<_> = hostile.iter().map(|id| serde_json::json!({"event_id": id}).to_string()).collect();
-    let produce = ["produce", "--topic", "orders", "--create", "1"];
-    run_with(dir.path(), &produce, lines.join("\n").as_bytes()).code(0);
-    let consume =
-        ["consume", "--topic", "orders", "--scope", "mailer", "--until-idle", "1", "--log", "debug"];
-    let consumed = run(dir.path(), &[&consume[..], &["--exec", "python3 fails.py"]].concat()).code(0);
+    let consumed = consumed(dir.path(), &hostile(), &[]);
     let listed = run(dir.path(), &["dead", "ls"]).code(0);
     let entries = run(dir.path(), &["ledger", "ls", "--scope", "mailer"]).code(0);
-    let odd = |c: char| (c.is_control() && c != '\n') || "\u{202e}\u{2066}\u{200f}\u{2028}".contains(c);
     for text in [&consumed.err, &consumed.out, &listed.out, &entries.out] {
         assert!(!text.contains(odd), "{text:?}");
         assert!(!text.lines().any(|line| line.starts_with("FORGED")), "{text}");
     }
     assert!(listed.out.contains("\\u{202e}gpj.exe") && listed.out.contains("漢漢"), "{}", listed.out);
+}
+
+/// JSON need not escape U+009B or U+202E, and a terminal acts upon them all the same.
+#[test]
+fn t533_hostile_names_are_escaped_in_json_too_and_stay_what_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let hostile = hostile();
+    let consumed = consumed(dir.path(), &hostile, &["--log-format", "json"]);
+    let listed = run(dir.path(), &["dead", "ls", "--json"]).code(0);
+    for text in [&consumed.err, &consumed.out, &listed.out] {
+        assert!(!text.contains(odd), "{text:?}");
+    }
+    for id in &hostile {
+        let is_listed = listed.out.lines().any(|line| {
+            serde_json::from_str::<serde_json::Value>(line)
+                .unwrap()
+                .to_string()
+                .contains(&serde_json::json!(id).to_string())
+        });
+        assert!(is_listed, "{id:?}: {}", listed.out);
+    }
 }
