@@ -90,9 +90,9 @@ impl Counted {
     }
 
     async fn around(&self, app: &Shared, ledger: &Count<Stat>) -> Result<Latest<Around>, Problem> {
-        let scopes = ledger.value.counts.iter().map(|(_, scope, ..)| scope.clone()).collect();
+        let scopes: BTreeSet<_> = ledger.value.counts.iter().map(|(_, scope, ..)| scope.clone()).collect();
         let today = day_of(ledger.value.now.plus(ledger.age()));
-        let count = || around(Arc::clone(app), scopes, today);
+        let count = || around(Arc::clone(app), scopes.clone(), today);
         self.around.get(PATIENCE, &app.stopping, count).await.map_err(|error| Problem::of(&error))
     }
 }

@@ -12,6 +12,8 @@ use tokio::time::Instant;
 pub const PERIOD: Duration = Duration::from_secs(2);
 /// Counting may take at most this part of the time.
 const COUNTING_PART: u32 = 10;
+/// For how many counts a caller waits at most, if changes overtake them.
+const TRIES: u32 = 3;
 
 /// What was counted lately, and whether it is being counted.
 #[derive(Debug)]
@@ -31,6 +33,8 @@ struct State<T> {
     ended: Option<(Instant, Duration, Option<Arc<Error>>)>,
     /// How often what is counted was changed. A count that began before the last change does not count.
     changes: u64,
+    /// How many counts have ended that a change had overtaken.
+    overtaken: u64,
 }
 
 /// What was counted.
@@ -66,7 +70,13 @@ impl<T> Recent<T> {
     /// Nothing was counted yet. A count that is quick stays fresh for this long.
     pub fn with_period(period: Duration) -> Self {
         Recent {
-            state: watch::Sender::new(State { since: None, last: None, ended: None, changes: 0 }),
+            state: watch::Sender::new(State {
+                since: None,
+                last: None,
+                ended: None,
+                changes: 0,
+                overtaken: 0,
+            }),
             period,
         }
     }
@@ -103,17 +113,17 @@ impl<T: Send + Sync + 'static> Recent<T> {
         &self,
         patience: Duration,
         stopping: &watch::Receiver<bool>,
-        count: impl FnOnce() -> F,
+        count: impl Fn() -> F,
     ) -> Result<Latest<T>, Arc<Error>>
     where
         F: Future<Output = hapax::Result<T>> + Send + 'static,
     {
         let began = Instant::now();
-        let mut count = Some(count);
+        let mut tries = 0;
         loop {
-            if let Some(counting) = self.begins(count.is_some())
-                && let Some(count) = count.take()
-            {
+            tries += 1;
+            let overtaken = self.state.borrow().overtaken;
+            if let Some(counting) = self.begins() {
                 let (counted, mut stopping) = (count(), stopping.clone());
                 tokio::spawn(async move {
                     let began = Instant::now();
@@ -128,9 +138,9 @@ impl<T: Send + Sync + 'static> Recent<T> {
             // Without an end in time the state is as it is now.
             let is_late = tokio::time::timeout_at(began + patience, ends).await.is_err();
             let state = self.state.borrow();
-            let is_overtaken = state.since.is_none() && state.last.is_none() && state.ended.is_none();
-            if is_overtaken && count.is_some() && !is_late {
-                continue; // what others began is told to nobody
+            let is_known = state.last.is_some() || state.ended.is_some();
+            if state.overtaken != overtaken && !is_known && tries < TRIES && !is_late {
+                continue; // what was waited for is told to nobody
             }
             if let Some((_, _, Some(error))) = state.ended.as_ref().filter(|_| state.since.is_none()) {
                 return Err(Arc::clone(error));
@@ -142,11 +152,11 @@ impl<T: Send + Sync + 'static> Recent<T> {
         }
     }
 
-    /// Whether the caller is the one who counts: it can, and nobody does or did just now.
-    fn begins(&self, can: bool) -> Option<Counting<T>> {
+    /// If the caller is the one who counts: nobody does, or did just now.
+    fn begins(&self) -> Option<Counting<T>> {
         let mut changes = 0;
         let begins = self.state.send_if_modified(|state| {
-            let begins = can && state.since.is_none() && !state.is_fresh(self.period);
+            let begins = state.since.is_none() && !state.is_fresh(self.period);
             if begins {
                 (state.since, state.ended, changes) = (Some(Instant::now()), None, state.changes);
             }
@@ -168,6 +178,7 @@ impl<T> Counting<T> {
         let took = began.elapsed();
         self.state.send_modify(|state| {
             if state.changes != self.changes {
+                state.overtaken += 1;
                 return;
             }
             let failed = match counted {
@@ -294,10 +305,13 @@ mod tests {
             let (recent, begun, may_end) = (by.of(&"all"), Arc::clone(&begun), Arc::clone(&may_end));
             let stopping = stopping.clone();
             async move {
-                let look = || async move {
-                    let number = begun.fetch_add(1, Ordering::SeqCst) + 1;
-                    may_end.acquire().await.unwrap().forget();
-                    Ok(number)
+                let look = || {
+                    let (begun, may_end) = (Arc::clone(&begun), Arc::clone(&may_end));
+                    async move {
+                        let number = begun.fetch_add(1, Ordering::SeqCst) + 1;
+                        may_end.acquire().await.unwrap().forget();
+                        Ok(number)
+                    }
                 };
                 counted(recent.get(NOW, &stopping, look).await)
             }
@@ -316,28 +330,38 @@ mod tests {
         assert_eq!(look().await, Some(2), "what the first one found is not told");
     }
 
-    /// T538: who waits for a look that a change overtakes gets the next one, not a refusal.
+    /// T538: who waits for a look that a change overtakes gets the next one, not a refusal. Where one change follows
+    /// the other, nobody looks for ever.
     #[tokio::test(start_paused = true)]
     async fn t538_who_waits_for_a_look_that_is_overtaken_gets_the_next() {
         let (_stop, stopping) = watch::channel(false);
-        let (recent, may_end) = (Recent::with_period(Duration::ZERO), Arc::new(Semaphore::new(0)));
-        let look = |number: u32| {
-            let (recent, may_end, stopping) = (&recent, Arc::clone(&may_end), &stopping);
+        let (recent, looked) = (Recent::with_period(Duration::ZERO), Arc::new(AtomicU32::new(0)));
+        let look = || {
+            let looked = Arc::clone(&looked);
             async move {
-                let look = || async move {
-                    may_end.acquire().await.unwrap().forget();
-                    Ok(number)
-                };
-                counted(recent.get(10 * NOW, stopping, look).await)
+                tokio::time::sleep(NOW).await;
+                Ok(looked.fetch_add(1, Ordering::SeqCst) + 1)
             }
         };
-        let (first, second) = tokio::join!(look(1), async {
-            tokio::task::yield_now().await;
+        let ask = || async { counted(recent.get(10 * NOW, &stopping, look).await) };
+        let (first, second) = tokio::join!(ask(), async {
+            tokio::time::sleep(NOW / 2).await;
             recent.forget();
-            may_end.add_permits(2);
-            look(2).await
+            ask().await
         });
-        assert_eq!((first, second), (None, Some(2)));
+        assert_eq!((first, second), (Some(2), Some(2)));
+        recent.forget();
+        let changes = async {
+            loop {
+                recent.forget();
+                tokio::time::sleep(NOW / 2).await;
+            }
+        };
+        tokio::select! {
+            found = ask() => assert_eq!(found, None),
+            () = changes => {}
+        }
+        assert_eq!(looked.load(Ordering::SeqCst), 2 + TRIES);
     }
 
     /// T474: a store that was away for long is asked again soon.
@@ -363,9 +387,12 @@ mod tests {
         let look = |of| {
             let (recent, looked, stopping) = (by.of(&of), Arc::clone(&looked), stopping.clone());
             async move {
-                let look = || async move {
-                    tokio::time::sleep(NOW).await;
-                    Ok(looked.fetch_add(1, Ordering::SeqCst) + 1)
+                let look = || {
+                    let looked = Arc::clone(&looked);
+                    async move {
+                        tokio::time::sleep(NOW).await;
+                        Ok(looked.fetch_add(1, Ordering::SeqCst) + 1)
+                    }
                 };
                 counted(recent.get(2 * NOW, &stopping, look).await)
             }
