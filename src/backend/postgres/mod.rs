@@ -20,6 +20,7 @@ pub mod journal;
 pub mod keys;
 mod lone;
 mod part;
+mod processed;
 mod read;
 pub mod records;
 mod schema;
@@ -55,6 +56,7 @@ pub use connect::pool_options;
 pub use erase::PgEraser;
 pub use journal::{PgJournal, PgJournalSettings};
 pub use keys::{PgKeys, PgKeysSettings};
+pub use processed::{PgProcessed, ProcessedColumns, ProcessedQuery, ProcessedRow};
 pub use records::{PgModules, PgRecords, PgRecordsSettings, PgSnapshot, check_keys, refuse_bypass};
 pub use schema::{ACCEPTS, VERSION, grants_sql, schema_sql};
 

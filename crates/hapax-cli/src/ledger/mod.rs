@@ -1,6 +1,7 @@
 //! `hapax ledger`: inspects and maintains a ledger.
 
 pub mod act;
+mod import;
 pub mod look;
 
 use std::sync::Arc;
@@ -77,6 +78,11 @@ enum LedgerCommand {
         after_help = "Example: hapax ledger forget --scope billing --reason 'replay wanted' order-17-paid"
     )]
     Forget(act::ActArgs),
+    /// Record what another table says was processed, so that nothing of it runs again
+    #[command(
+        after_help = "Example: hapax ledger import --from processed_events --scope billing --dry-run\n\nIt may be killed and run again, and the old service may go on meanwhile; docs/migrate.md has the steps."
+    )]
+    Import(Box<import::ImportArgs>),
 }
 
 pub async fn run(global: &Global, args: LedgerArgs) -> Result<u8, Failure> {
@@ -110,6 +116,9 @@ pub async fn run(global: &Global, args: LedgerArgs) -> Result<u8, Failure> {
         }
         LedgerCommand::Forget(args) => {
             act::act(global, &*open(global, &config).await?, Intervention::Forget, &args).await
+        }
+        LedgerCommand::Import(args) => {
+            import::import(global, &config, open(global, &config).await?, &args).await
         }
     }
 }

@@ -44,6 +44,7 @@ fn audited(command: &str) -> Option<Audited> {
         "keys resolve" => Audited::In("cli/keys.rs"),
         "modules create" => Audited::In("cli/modules.rs"),
         "relay rewind" | "relay resume" | "relay skip" | "relay forget" => Audited::In("cli/relay.rs"),
+        "ledger import" => Audited::In("cli/import.rs"),
         "project rebuild" => Audited::In("cli/project.rs"),
         "cdc apply" | "cdc remove" => Audited::In("cdc/commands.rs"),
         "erase" => Audited::In("cli/erase.rs"),

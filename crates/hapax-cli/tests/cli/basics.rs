@@ -165,6 +165,7 @@ fn every_command_has_help_with_an_example() {
         "ledger release",
         "ledger kill",
         "ledger forget",
+        "ledger import",
         "token create",
         "token ls",
         "token revoke",

@@ -17,6 +17,7 @@ mod erase_servers;
 mod erase_topics;
 mod explain;
 mod filter;
+mod import;
 mod journal;
 mod keys;
 mod ledger;
