@@ -67,10 +67,10 @@ impl Stage {
     }
 
     /// Waits until the consumer is through with all that was published.
-    async fn all_through(&self, handle: &ConsumerHandle, running: &Running) {
+    async fn all_through(&self, handle: &ConsumerHandle, running: &mut Running) {
         let published = *self.published.lock().unwrap() as u64;
         until("all through", async || {
-            assert!(!running.is_finished(), "the consumer ended by itself");
+            assert!(!running.is_finished(), "the consumer ended by itself: {:?}", (&mut *running).await);
             handle.progress().passed.values().sum::<u64>() == published
         })
         .await;
@@ -82,9 +82,11 @@ impl Stage {
         standby: &Cluster,
         primary: &Cluster,
         handle: &ConsumerHandle,
-        running: &Running,
+        running: &mut Running,
     ) {
         let there = pool_to(&standby.url(), 1).await;
+        let has = "select to_regclass('effect') is not null"; // it is made last
+        until("the standby has the ledger", async || ask::<bool>(&there, has).await).await;
         // A claim, or the question whether the ledger takes claims: whichever came first.
         let asked =
             "select exists (select from pg_stat_activity where application_name = 'hapax' and query <> '')";
@@ -111,13 +113,13 @@ async fn t440_a_standby_that_a_fail_over_reaches_first_ends_no_consumer() {
     let consumer = stage.consumer("leased");
     let (handle, effects) = (consumer.handle(), Arc::new(Mutex::new(Vec::new())));
     let noted = Arc::clone(&effects);
-    let running = tokio::spawn(consumer.leased(move |event: &Event, _: &Run| {
+    let mut running = tokio::spawn(consumer.leased(move |event: &Event, _: &Run| {
         noted.lock().unwrap().push(event.id.to_string());
         async { Ok(()) }
     }));
     stage.publish().await;
-    stage.all_through(&handle, &running).await;
-    stage.by_way_of(&standby, &primary, &handle, &running).await;
+    stage.all_through(&handle, &mut running).await;
+    stage.by_way_of(&standby, &primary, &handle, &mut running).await;
     handle.stop();
     running.await.unwrap().unwrap();
     let effects = effects.lock().unwrap().clone();
@@ -126,9 +128,9 @@ async fn t440_a_standby_that_a_fail_over_reaches_first_ends_no_consumer() {
 
     let consumer = stage.consumer("transactional");
     let handle = consumer.handle();
-    let running = tokio::spawn(consumer.transactional(Insert::into("effect")));
-    stage.all_through(&handle, &running).await;
-    stage.by_way_of(&standby, &primary, &handle, &running).await;
+    let mut running = tokio::spawn(consumer.transactional(Insert::into("effect")));
+    stage.all_through(&handle, &mut running).await;
+    stage.by_way_of(&standby, &primary, &handle, &mut running).await;
 
     // The fail-over itself: the standby has everything, and is promoted after the address leads to it.
     let there = pool_to(&standby.url(), 2).await;
@@ -142,7 +144,7 @@ async fn t440_a_standby_that_a_fail_over_reaches_first_ends_no_consumer() {
     stage.fail_over(&standby);
     stage.publish().await;
     assert!(ask::<bool>(&there, "select pg_promote()").await);
-    stage.all_through(&handle, &running).await;
+    stage.all_through(&handle, &mut running).await;
     handle.stop();
     running.await.unwrap().unwrap();
     let counted: (i64, i64) =
