@@ -130,7 +130,11 @@ async fn copy(context: ConsumerContext, under_way: UnderWay) -> Copied {
     while let Some(copied) = topics.join_next().await {
         match copied {
             Ok(copied) => failed = copied.err().or(failed),
-            Err(panic) => panicked = Some(panic),
+            Err(panic) => {
+                // Said at once: whoever stops does not wait for a topic that does not answer.
+                tracing::error!(target: "hapax", error = %panic, "copying dead letters panicked; the consumer ends");
+                panicked = Some(panic);
+            }
         }
     }
     match panicked {

@@ -250,13 +250,24 @@ impl Batcher {
         let count = claims.len();
         let mut all: Vec<Option<Result<Outcome>>> = (0..count).map(|_| None).collect();
         let (mut rest, mut places) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        // One is enough to see that the ledger is away: each would wait as long.
+        let mut away: Option<Error> = None;
         for (at, claim) in claims.iter().enumerate() {
             if self.0.held.has(&claim.identity) {
-                all[at] = self.send_as_is(std::slice::from_ref(claim)).await.pop();
+                all[at] = match &away {
+                    Some(error) => Some(Err(error.copy())),
+                    None => self.send_as_is(std::slice::from_ref(claim)).await.pop(),
+                };
+                if let Some(Err(error @ Error::Unavailable { .. })) = &all[at] {
+                    away.get_or_insert_with(|| error.copy());
+                }
             } else {
                 rest.push(claim.clone());
                 places.push(at);
             }
+        }
+        if let Some(error) = away {
+            return all.into_iter().map(|answer| answer.unwrap_or_else(|| Err(error.copy()))).collect();
         }
         for (places, batch) in places.chunks(BATCH_MAX).zip(rest.chunks(BATCH_MAX)) {
             for (at, answer) in places.iter().zip(self.send_as_is(batch).await) {

@@ -11,8 +11,8 @@ use super::verify::tenant_of;
 use crate::bus::route::{aggregate_key, partition_of};
 use crate::bus::{Bus, Partition};
 use crate::error::Result;
-use crate::id::{RelayName, Topic};
-use crate::journal::{Journal, Position};
+use crate::id::{RelayName, Tenant, Topic};
+use crate::journal::{Behind, Journal, Position};
 use crate::records::aggregate_of;
 
 /// The pause before asking again how far a consumer is.
@@ -36,10 +36,17 @@ impl<'r> Reading<'r> {
     /// what it has not read.
     pub(super) async fn rest(&self, journal: &dyn Journal, wait: Duration) -> Result<Unread> {
         let end = Instant::now() + wait;
+        let mut behind = Vec::new();
         if let Some(last) = journal.stat().await?.last {
-            while !self.is_published(journal, &last).await? {
+            loop {
+                let published = self.published(journal, &last).await?;
+                if published.as_ref().is_some_and(Vec::is_empty) {
+                    break;
+                }
                 if Instant::now() >= end {
-                    return Ok(Unread::Everything);
+                    let Some(left) = published else { return Ok(Unread::Everything) };
+                    behind = left;
+                    break;
                 }
                 tokio::time::sleep(PAUSE).await;
             }
@@ -62,19 +69,20 @@ impl<'r> Reading<'r> {
             }
             if still.is_empty() || Instant::now() >= end {
                 let numbers = still.into_iter().map(|(partition, _)| partition.number).collect();
-                return Ok(Unread::Partitions { numbers, of: partitions });
+                return Ok(Unread::Some { behind, numbers, of: partitions });
             }
             unread = still;
             tokio::time::sleep(PAUSE).await;
         }
     }
 
-    /// Whether the relay is past a position. One that never ran has published nothing that we know of.
-    async fn is_published(&self, journal: &dyn Journal, last: &Position) -> Result<bool> {
+    /// What the relay has left behind, if it is past a position. One that never ran has published nothing that we
+    /// know of.
+    async fn published(&self, journal: &dyn Journal, last: &Position) -> Result<Option<Vec<Behind>>> {
         let relays = journal.relays().await?;
         let relay = relays.into_iter().find(|state| state.relay == self.relay);
         let checkpoint = relay.and_then(|state| state.checkpoint);
-        Ok(checkpoint.is_some_and(|checkpoint| checkpoint.position >= *last && checkpoint.behind.is_empty()))
+        Ok(checkpoint.filter(|checkpoint| checkpoint.position >= *last).map(|checkpoint| checkpoint.behind))
     }
 }
 
@@ -82,16 +90,20 @@ impl<'r> Reading<'r> {
 pub(super) enum Unread {
     /// It may be anything: it is not published yet.
     Everything,
-    /// Something in these partitions.
-    Partitions { numbers: BTreeSet<i32>, of: i32 },
+    /// Something of these aggregates, which the bus does not have, and something in these partitions.
+    Some { behind: Vec<Behind>, numbers: BTreeSet<i32>, of: i32 },
 }
 
 impl Unread {
     /// Whether something of a record may be among it.
     pub(super) fn has(&self, name: &Name) -> Result<bool> {
-        let Unread::Partitions { numbers, of } = self else { return Ok(true) };
+        let Unread::Some { behind, numbers, of } = self else { return Ok(true) };
         let tenant = tenant_of(name)?;
         let aggregate = aggregate_of(&name.module, name.id)?;
+        let named = tenant.as_ref().map(Tenant::as_str);
+        if behind.iter().any(|one| one.tenant.as_deref() == named && one.aggregate == aggregate.as_str()) {
+            return Ok(true);
+        }
         let key = aggregate_key(tenant.as_ref(), aggregate.as_str());
         Ok(numbers.contains(&partition_of(key.as_bytes(), *of)))
     }

@@ -150,12 +150,11 @@ impl Verified {
         reading: &Reading<'_>,
         wait: Duration,
     ) -> Result<()> {
-        let (mut open, all) = (BTreeMap::new(), std::mem::take(&mut self.differences));
-        for (name, difference) in all {
+        let mut open = BTreeMap::new();
+        for (name, difference) in &self.differences {
             if let Some((expected, _)) = difference.lacks() {
-                open.insert(name, Some(Note { expected: Some(expected), moves: false, difference }));
-            } else {
-                self.differences.insert(name, difference);
+                let difference = difference.clone();
+                open.insert(name.clone(), Some(Note { expected: Some(expected), moves: false, difference }));
             }
         }
         if open.is_empty() {
@@ -163,7 +162,10 @@ impl Verified {
         }
         let unread = reading.rest(history.journal, wait).await?;
         let judge = Judge { projection, history, now: history.records.now().await? };
-        self.settle(judge.look(open).await?);
+        let looked = judge.look(open).await?;
+        // Nothing fails from here on: who gets an error keeps what was found before.
+        self.differences.retain(|_, difference| difference.lacks().is_none());
+        self.settle(looked);
         for (name, difference) in &mut self.differences {
             if let Some((expected, found)) = difference.lacks()
                 && unread.has(name)?

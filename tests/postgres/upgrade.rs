@@ -109,7 +109,9 @@ async fn catalog(pool: &PgPool, schema: &str) -> Vec<String> {
     sqlx::query("set local search_path = pg_catalog, pg_temp").execute(&mut *tx).await.unwrap();
     let lines: Vec<String> = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_all(&mut *tx).await.unwrap();
     assert!(lines.len() > 30, "{lines:?}");
-    lines.into_iter().map(|line| line.replace(schema, "hapax")).collect()
+    // What a step renamed stays for statements that have found it already.
+    let today = lines.into_iter().filter(|line| !line.contains("_before_3("));
+    today.map(|line| line.replace(schema, "hapax")).collect()
 }
 
 /// Asserts that two schemas have the same, and shows the first line that differs.
@@ -189,6 +191,8 @@ async fn t510_a_ledger_of_an_earlier_build_becomes_todays() {
         if version == 1 {
             rights = rights.replace(&format!(", {s}.skip, {s}.prevented"), "");
         }
+        let mine = |name: &str| format!("create function {s}.{name}() returns int language sql return 1;");
+        run(&pool, format!("{}{}", mine("mine"), mine("mine_before"))).await;
         grant(&pool, &s, &rights).await;
 
         // Two processes at once.
@@ -196,6 +200,15 @@ async fn t510_a_ledger_of_an_earlier_build_becomes_todays() {
         let (one, other) =
             tokio::join!(PgLedger::with_pool(one, settings(&s)), PgLedger::with_pool(other, settings(&s)));
         let (ledger, _) = (one.unwrap(), other.unwrap());
+        let mine = format!(
+            "select count(*)::int from pg_proc where pronamespace = '{s}'::regnamespace and proname ~ '^mine'"
+        );
+        assert_eq!(ask::<i32>(&pool, mine).await, 2, "functions of others are left alone");
+        run(&pool, format!("drop function {s}.mine(), {s}.mine_before()")).await;
+        let renamed = format!(
+            "select count(*)::int from pg_proc where pronamespace = '{s}'::regnamespace and proname ~ '_before_3$'"
+        );
+        assert_eq!(ask::<i32>(&pool, renamed).await, 2, "statements that have found them go on");
         assert_eq!(ask::<i32>(&pool, format!("select version from {s}.meta")).await, postgres::VERSION);
         let functions = |lines: &[String]| -> Vec<String> {
             lines.iter().filter(|line| line.starts_with("function ")).cloned().collect()
@@ -288,7 +301,8 @@ async fn t511_keys_of_an_earlier_build_become_todays() {
         same(what, &catalog(&pool, &s).await, &expected);
 
         let acme = Tenant::new("acme").unwrap();
-        assert!(keys.get(Some(&acme), &IdempotencyKey::new("old").unwrap()).await.is_ok());
+        let old = keys.get(Some(&acme), &IdempotencyKey::new("old").unwrap()).await.unwrap();
+        assert!(format!("{old:?}").contains("201"), "{what}: its answer is there: {old:?}");
         // A clock that is ahead by ten days, and one by forty.
         let now: i64 =
             ask(&pool, format!("select (extract(epoch from {s}.keys_now()) * 1000000)::bigint")).await;

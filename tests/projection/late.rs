@@ -4,10 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::backend::memory::MemoryLedger;
+use hapax::bus::embedded::{EmbeddedBus, EmbeddedSettings};
 use hapax::bus::{Bus, Partition};
+use hapax::clock::SystemClock;
 use hapax::projection::{
     Difference, MemoryProjection, Name, Projection, Projector, Reading, Verified, settings, verify,
 };
+use hapax::records::Payload;
 use hapax::{Consumer, RelayName, Scope};
 
 use crate::support::wait::until;
@@ -90,4 +93,22 @@ async fn t523_what_a_consumer_has_not_read_is_late_and_not_lost() {
     follow(&world, &projection).await;
     assert!(verified(&world, &*projection).await.is_equal());
     assert_eq!(kinds(&verified(&world, &empty).await), (0, LIVE));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t524_an_event_that_the_bus_refuses_makes_no_other_late() {
+    let world = RecordSource::new().await;
+    world.write(40).await;
+    let large = Payload::new(format!("{{\"large\":\"{}\"}}", "x".repeat(100_000))).unwrap();
+    let parked = world.update_with(large).await;
+    let mut small = EmbeddedSettings::default();
+    small.record_bytes_max = 50_000;
+    let bus = EmbeddedBus::open_with(world.dir.path().join("bus.db"), small, Arc::new(SystemClock)).unwrap();
+    world.relay_to("main", Arc::new(bus)).await;
+    let projection = Arc::new(MemoryProjection::default());
+    follow(&world, &projection).await;
+    // What the bus does not have is late; what is on it and was read is lost.
+    let found = verified(&world, &MemoryProjection::default()).await;
+    assert_eq!(kinds(&found), (1, LIVE - 1));
+    assert!(matches!(found.differences[&parked], Difference::Late { .. }), "{found:?}");
 }

@@ -147,19 +147,25 @@ impl RecordSource {
 
     /// Updates one record once more. Returns its name.
     pub async fn update_one(&self) -> Name {
+        self.update_with(Payload::new("{}").unwrap()).await
+    }
+
+    /// The same, with a payload.
+    pub async fn update_with(&self, payload: Payload) -> Name {
         let id = self.second.lock().unwrap().take().expect("a record with seq 2");
-        let update = Update::new(orders(), id, 2, Payload::new("{}").unwrap());
-        self.records.update(&update).await.unwrap();
+        self.records.update(&Update::new(orders(), id, 2, payload)).await.unwrap();
         Name { tenant: Uuid::nil(), module: orders(), id }
     }
 
     /// Publishes everything, as a relay of this name does.
     pub async fn relay(&self, name: &str) {
-        let relay = Relay::builder(Arc::new(self.journal.clone()), Arc::clone(&self.bus) as Arc<dyn Bus>)
-            .name(name)
-            .topic("records")
-            .build()
-            .unwrap();
+        self.relay_to(name, Arc::clone(&self.bus) as Arc<dyn Bus>).await;
+    }
+
+    /// The same, to the bus as somebody else has opened it.
+    pub async fn relay_to(&self, name: &str, bus: Arc<dyn Bus>) {
+        let relay =
+            Relay::builder(Arc::new(self.journal.clone()), bus).name(name).topic("records").build().unwrap();
         let (handle, last) = (relay.handle(), self.journal.stat().await.unwrap().last.unwrap());
         let running = tokio::spawn(relay.run());
         until_so("everything is published", || handle.progress().position >= last).await;

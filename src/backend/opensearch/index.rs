@@ -298,6 +298,8 @@ impl SearchProjection {
                     found.push(what);
                     continue;
                 }
+                // A rebuild has removed it meanwhile.
+                Err(Error::NotFound(_)) => continue,
                 Err(error) => return Err(error),
             };
             let of = &settings[&index];

@@ -49,14 +49,19 @@ const REPLACE: [(&str, &str); 2] = [
     ("\ncreate view ", "\ncreate or replace view "),
 ];
 
-/// Ends the functions that a step renamed: those that were made in their place get their rights and owner.
+/// Gives the functions that were made in place of those that a step renamed the rights and the owner of
+/// these. The renamed ones stay: a statement of another session may have found them already. A step's
+/// comment tells them from functions of others, and only what this transaction made takes their place.
 const REPLACED: &str = "
 do $$
 declare r record; g record;
 begin
-  for r in select b.oid::regprocedure as before, n.oid::regprocedure as now, b.proacl, b.proowner
-             from pg_proc b join pg_proc n on n.pronamespace = b.pronamespace and b.proname = n.proname || '_before'
-            where b.pronamespace = '{schema}'::regnamespace loop
+  for r in select n.oid::regprocedure as now, b.proacl, b.proowner
+             from pg_proc b
+             join pg_proc n on n.pronamespace = b.pronamespace
+              and obj_description(b.oid, 'pg_proc') = 'hapax: ' || n.proname || ' before version {version}'
+            where b.pronamespace = '{schema}'::regnamespace
+              and n.xmin::text::bigint = pg_current_xact_id()::text::bigint % 4294967296 loop
     execute format('alter function %s owner to %I', r.now, pg_get_userbyid(r.proowner));
     if r.proacl is not null then
       execute format('revoke all on function %s from public', r.now);
@@ -66,7 +71,6 @@ begin
           case when g.is_grantable then 'with grant option' end);
       end loop;
     end if;
-    execute format('drop function %s', r.before);
   end loop;
 end $$;
 ";
@@ -85,7 +89,8 @@ impl Part {
         let mut steps: String = self.steps.iter().skip(from).flat_map(|step| step.iter().copied()).collect();
         let mut again: String = self.again.iter().flat_map(|sql| ["\n", *sql]).collect();
         if from > 0 {
-            again = REPLACE.iter().fold(again, |sql, (make, replace)| sql.replace(make, replace)) + REPLACED;
+            again = REPLACE.iter().fold(again, |sql, (make, replace)| sql.replace(make, replace));
+            again += &REPLACED.replace("{version}", &version.to_string());
         }
         steps += &again;
         let last = if from == 0 {

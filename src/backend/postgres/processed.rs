@@ -5,9 +5,12 @@
 
 use std::time::Duration;
 
-use sqlx::{AssertSqlSafe, PgPool};
+use sqlx::postgres::{PgArguments, PgRow};
+use sqlx::query::QueryAs;
+use sqlx::{AssertSqlSafe, FromRow, PgPool, Postgres};
 
 use super::connect::open_pool;
+use super::database::begin;
 use super::error::translate;
 use crate::clock::Time;
 use crate::error::{Error, Result};
@@ -18,6 +21,11 @@ const ID: [&str; 1] = ["event_id"];
 const SCOPE: [&str; 3] = ["consumer_scope_id", "handler", "consumer"];
 const STATUS: [&str; 2] = ["status", "state"];
 const TIME: [&str; 2] = ["week_start", "event_time"];
+/// A table with one of these has the rows of several tenants.
+const TENANT: [&str; 2] = ["tenant_id", "tenant"];
+/// What row security hides would look as if it had never been done: such a table is an error. Each statement has
+/// a transaction of its own, so that a pooler does not matter.
+const READ: &str = "BEGIN READ ONLY; SET LOCAL row_security = off";
 
 /// Which columns of the table have what; those that are not named are looked for.
 #[derive(Debug, Clone, Default)]
@@ -96,6 +104,7 @@ impl PgProcessed {
              where attrelid = $1::bigint::oid and attnum > 0 and not attisdropped order by attnum",
         )
         .bind(oid)
+        .persistent(false)
         .fetch_all(&pool)
         .await
         .map_err(|e| translate("reading the columns of --from", e))?;
@@ -113,6 +122,13 @@ impl PgProcessed {
         let scope = pick("--scope-column", columns.scope.as_ref(), &SCOPE)?;
         let status = pick("--status-column", columns.status.as_ref(), &STATUS)?;
         let time = pick("--time-column", columns.time.as_ref(), &TIME)?;
+        if let Some(tenant) = pick("", None, &TENANT)? {
+            return Err(Error::Config(format!(
+                "{shown} has a column {}, so its ids may be those of several tenants: give a view of one tenant's rows, \
+                 without that column",
+                tenant.name.trim_start_matches("t.")
+            )));
+        }
         if query.with_time && time.is_none() {
             return Err(no_column(&shown, "--time-column", TIME[0], &rows));
         }
@@ -142,8 +158,7 @@ impl PgProcessed {
                 query = query.bind(row.after.as_deref());
             }
         }
-        let rows: Vec<Selected> =
-            query.fetch_all(&self.pool).await.map_err(|e| self.unreadable("reading --from", e))?;
+        let rows: Vec<Selected> = self.read("reading --from", query).await?;
         let rows: Vec<_> = rows
             .into_iter()
             .map(|(id, after, ms, open)| ProcessedRow { id, time: ms.map(Time::from_millis), open, after })
@@ -199,22 +214,37 @@ impl PgProcessed {
         )
     }
 
-    /// How many rows have no id, or no time where that is part of the identity.
-    pub async fn unnamed(&self) -> Result<u64> {
-        let mut bad = format!("{} is null", self.id.name);
-        if let Some(time) = &self.time {
-            bad = format!("({bad} or {0} is null or not isfinite({0}))", time.name);
-        }
-        let scope = self.scope.as_ref().map(|(scope, _)| format!(" and {}::text = $1", scope.name));
-        let sql =
-            format!("select count(*) from {} as t where {bad}{}", self.table, scope.unwrap_or_default());
+    /// How many rows have no id; and, where the time is part of the identity, how many have an id and no time.
+    pub async fn unnamed(&self) -> Result<(u64, u64)> {
+        let id = &self.id.name;
+        let timeless = self.time.as_ref().map_or_else(
+            || "false".to_owned(),
+            |time| format!("{id} is not null and ({0} is null or not isfinite({0}))", time.name),
+        );
+        let scope = self.scope.as_ref().map(|(scope, _)| format!(" where {}::text = $1", scope.name));
+        let sql = format!(
+            "select count(*) filter (where {id} is null), count(*) filter (where {timeless}) from {} as t{}",
+            self.table,
+            scope.unwrap_or_default()
+        );
         let mut query = sqlx::query_as(AssertSqlSafe(sql));
         if let Some((_, scope)) = &self.scope {
             query = query.bind(scope.as_str());
         }
-        let (count,): (i64,) =
-            query.fetch_one(&self.pool).await.map_err(|e| self.unreadable("reading --from", e))?;
-        Ok(u64::try_from(count).unwrap_or_default())
+        let counts: Vec<(i64, i64)> = self.read("reading --from", query).await?;
+        let count = |count: i64| u64::try_from(count).unwrap_or_default();
+        Ok(counts.first().map_or((0, 0), |&(nameless, timeless)| (count(nameless), count(timeless))))
+    }
+
+    /// Runs one statement.
+    async fn read<'q, T>(&self, what: &str, query: QueryAs<'q, Postgres, T, PgArguments>) -> Result<Vec<T>>
+    where
+        T: for<'r> FromRow<'r, PgRow> + Send + Unpin,
+    {
+        let mut tx = begin(&self.pool, READ).await.map_err(|e| self.unreadable(what, e))?;
+        let rows = query.persistent(false).fetch_all(&mut *tx).await.map_err(|e| self.unreadable(what, e))?;
+        tx.commit().await.map_err(|e| self.unreadable(what, e))?;
+        Ok(rows)
     }
 
     /// Some of the scopes that the table has, if it has a column of scopes.
@@ -224,10 +254,8 @@ impl PgProcessed {
             "select distinct {0}::text from {1} as t where {0} is not null order by 1 limit 10",
             column.name, self.table
         );
-        let rows: Vec<(String,)> = sqlx::query_as(AssertSqlSafe(sql))
-            .fetch_all(&self.pool)
-            .await
-            .map_err(|e| self.unreadable("reading the scopes of --from", e))?;
+        let query = sqlx::query_as(AssertSqlSafe(sql));
+        let rows: Vec<(String,)> = self.read("reading the scopes of --from", query).await?;
         Ok(Some(rows.into_iter().map(|(scope,)| scope).collect()))
     }
 
@@ -251,6 +279,7 @@ async fn find(pool: &PgPool, table: &str) -> Result<Option<(i64, String)>> {
          where c.oid = to_regclass($1) and c.relkind::text in ('r', 'p', 'v', 'm', 'f')",
     )
     .bind(table)
+    .persistent(false)
     .fetch_optional(pool)
     .await;
     match found {

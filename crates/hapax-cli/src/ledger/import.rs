@@ -134,13 +134,14 @@ mod with_postgres {
         let within = config.open_settings().acquire_timeout;
         let work =
             Work { global, ledger: &*ledger, table: PgProcessed::open(&url, query, within).await?, args };
-        let unnamed = work.table.unnamed().await?;
+        let (unnamed, timeless) = work.table.unnamed().await?;
         if work.table.page(None, 1).await?.is_empty() {
             work.nothing(&named).await?;
         }
         if args.dry_run {
             let mut counts = work.pass("looked at", false).await?;
             counts.refused += unnamed;
+            counts.timeless(timeless);
             report(global, args, &counts, None)?;
             return Ok(0);
         }
@@ -164,6 +165,7 @@ mod with_postgres {
         let first = work.pass("recorded", true).await?;
         let mut checked = work.pass("checked", true).await?;
         checked.refused += unnamed;
+        checked.timeless(timeless);
         report(global, args, &checked, Some(&first))?;
         if checked.missing > 0 {
             let what = counted(checked.missing, "event is", "events are");
@@ -324,6 +326,19 @@ mod with_postgres {
     }
 
     impl Counts {
+        /// Rows that have an id and no time, where the time is part of the identity. Their events have one, and
+        /// would run.
+        fn timeless(&mut self, rows: u64) {
+            self.missing += rows;
+            if rows > 0 {
+                let rows = counted(rows, "row", "rows");
+                self.because(
+                    "no time",
+                    &format!("{rows} have an id, and no time that could be part of the identity"),
+                );
+            }
+        }
+
         fn because(&mut self, id: &str, reason: &str) {
             if self.reasons.len() < SHOWN_MAX {
                 let id: String = id.chars().take(80).collect();
@@ -383,11 +398,13 @@ mod with_postgres {
                 counts.missing
             ))?;
         }
-        if later > 0 {
-            print::line(&format!(
+        match (first, later) {
+            (None, _) => {}
+            (Some(_), 0) => print::line("no event came while this ran")?,
+            (Some(_), _) => print::line(&format!(
                 "{} came while this ran; run it again after the old service has stopped",
                 counted(later, "event", "events")
-            ))?;
+            ))?,
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use hapax::config::{Config, hide_password};
 use hapax::open::ProjectionUse;
-use hapax::projection::{History, Projection, Reading, rebuild, verify};
+use hapax::projection::{Difference, History, Projection, Reading, rebuild, verify};
 use hapax::words::counted;
 use hapax::{Journal, Scope};
 use serde_json::json;
@@ -232,17 +232,21 @@ pub(crate) async fn compare(global: &Global, args: &VerifyArgs, kind: Option<&st
     if !verified.differences.is_empty() {
         let topic = config.relay.topic.clone();
         let group = config.projector_settings(args.topic.scope.clone(), topic.clone())?.group();
-        match open::bus_of(global, &config, std::slice::from_ref(&topic)).await {
+        let about = format!("the group {group} has not read of the topic {topic}");
+        let asked = match open::bus_of(global, &config, std::slice::from_ref(&topic)).await {
             Ok(bus) => {
                 let reading = Reading::new(&*bus, topic, group, config.relay.name.clone());
-                verified.recheck(&*projection, &history, &reading, CATCH_UP).await?;
+                verified.recheck(&*projection, &history, &reading, CATCH_UP).await.map_err(Failure::from)
             }
-            Err(failure) => {
-                let reason = print::escaped(failure.message());
-                eprintln!(
-                    "hapax: what is missing may be late; how far the consumer has read is unknown: {reason}"
-                );
-            }
+            Err(failure) => Err(failure),
+        };
+        if let Err(failure) = asked {
+            let reason = print::escaped(failure.message());
+            eprintln!(
+                "hapax: what is missing may be late; how far the consumer has read is unknown: {reason}"
+            );
+        } else if verified.differences.values().any(|one| matches!(one, Difference::Late { .. })) {
+            eprintln!("hapax: late is what {about}; --scope and --topic name another consumer");
         }
     }
     let count = verified.differences.len() + verified.foreign.len();

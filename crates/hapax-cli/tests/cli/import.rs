@@ -241,6 +241,27 @@ fn t573_hostile_ids_are_counted_and_hostile_names_get_a_sentence() {
     }
 }
 
+/// What is hidden, and what is another tenant's, would look as if everything were imported.
+#[test]
+fn t575_rows_that_are_hidden_or_of_several_tenants_are_refused() {
+    let of = Move::new(
+        "create table t (event_id text); insert into t values ('e-1'); create table shared (tenant_id text, event_id text)",
+    );
+    let err = of.import("shared", &["--yes"]).code(2).err;
+    assert!(err.contains("several tenants"), "{err}");
+    let role = of.old.replacen("old_", "reader_", 1);
+    of.sql(&format!(
+        "create role {role} login; grant usage on schema {0} to {role}; grant select on {0}.t to {role};
+         alter table {0}.t enable row level security; create policy some on {0}.t using (false)",
+        of.old
+    ));
+    let from = format!("{}#{}.t", of.url.replacen("postgres@", &format!("{role}@"), 1), of.old);
+    let ran = of.hapax(&["import", "--from", &from, "--scope", "billing", "--yes"]);
+    of.sql(&format!("drop owned by {role}; drop role {role}"));
+    assert!(ran.code(2).err.contains("row-level security"));
+    assert_eq!(of.count("done"), 0);
+}
+
 /// What is open in the ledger is not marked as done behind the back of whoever has it.
 #[test]
 fn t574_what_the_ledger_cannot_take_is_said_and_fails() {

@@ -9,12 +9,15 @@ alter table {schema}.dropped
   add column if not exists scopes_late int[] not null default '{}';
 
 -- Functions whose parameters have changed: they are made again under their names, with the rights
--- that they have here, and these go.
+-- that they have here. These stay for statements that have found them already. The comment says whom
+-- they belong to: others may have functions in this schema, too.
 do $$
 declare r record;
 begin
-  for r in select p.oid::regprocedure as it, p.proname as name from pg_proc p
+  for r in select p.oid, p.oid::regprocedure as it, p.proname as name
+             from pg_proc p join pg_class c on c.oid = '{schema}.dropped'::regclass and c.relowner = p.proowner
             where p.pronamespace = '{schema}'::regnamespace and p.proname in ('claim_one', 'week_state') loop
-    execute format('alter function %s rename to %I', r.it, r.name || '_before');
+    execute format('alter function %s rename to %I', r.it, r.name || '_before_3');
+    execute format('comment on function %s is %L', r.oid::regprocedure, 'hapax: ' || r.name || ' before version 3');
   end loop;
 end $$;

@@ -51,21 +51,22 @@ pub(super) async fn check_role(pool: &PgPool, accepted: bool) -> Result<bool> {
 }
 
 /// What protects keys: whether row security is forced, whether the policies are those that were made, with
-/// their conditions and roles, and whether the functions that they and the statements use are.
+/// their conditions and roles, and whether the functions that they and the statements use are. `{q}` is the
+/// schema as the server writes it, in quotes where it is a keyword.
 const KEYS: &str = "
 select c.relrowsecurity and c.relforcerowsecurity,
   coalesce((select array_agg(p.polname::text || ' ' || p.polcmd::text || ' ' || p.polpermissive::text || ' '
       || (p.polroles = '{0}'::oid[])::text || ' ' || coalesce(pg_get_expr(p.polqual, c.oid), '') || ' '
       || coalesce(pg_get_expr(p.polwithcheck, c.oid), '') order by p.polname)
      from pg_policy p where p.polrelid = c.oid), '{}'::text[]) = array[
-    'keys_maintenance * true true ((current_setting(''hapax.maintenance''::text, true) = ''on''::text) AND has_table_privilege((''{s}.keys''::regclass)::oid, ''DELETE''::text)) false',
-    'keys_tenant * true true {s}.keys_visible(tenant) {s}.keys_visible(tenant)'],
+    'keys_maintenance * true true ((current_setting(''hapax.maintenance''::text, true) = ''on''::text) AND has_table_privilege((''{q}.keys''::regclass)::oid, ''DELETE''::text)) false',
+    'keys_tenant * true true {q}.keys_visible(tenant) {q}.keys_visible(tenant)'],
   (select coalesce(array_agg(f.proname::text || ' ' || l.lanname::text || ' ' || f.prosecdef::text || ' '
       || coalesce(f.proconfig::text, '') || ' ' || coalesce(pg_get_function_sqlbody(f.oid), f.prosrc) order by f.proname), '{}'::text[])
      from pg_proc f join pg_language l on l.oid = f.prolang
     where f.pronamespace = c.relnamespace and f.proname in ('keys_enter', 'keys_maintains', 'keys_visible')) = array[
     'keys_enter plpgsql false {\"search_path=pg_catalog, pg_temp\"} ' || $1::text,
-    'keys_maintains sql false  RETURN ((NOT row_security_active((''{s}.keys''::regclass)::oid)) OR has_table_privilege((''{s}.keys''::regclass)::oid, ''DELETE''::text))',
+    'keys_maintains sql false  RETURN ((NOT row_security_active((''{q}.keys''::regclass)::oid)) OR has_table_privilege((''{q}.keys''::regclass)::oid, ''DELETE''::text))',
     'keys_visible sql false  RETURN CASE WHEN (p_tenant = ''''::text) THEN (current_setting(''hapax.tenant''::text, true) = ''00000000-0000-0000-0000-000000000000''::text) ELSE (p_tenant = current_setting(''hapax.tenant''::text, true)) END']
   from pg_class c where c.oid = '{s}.keys'::regclass";
 
@@ -80,7 +81,7 @@ pub async fn check_keys(pool: &PgPool, schema: &str, accepted: bool) -> Result<(
     crate::backend::postgres::schema::check_name(schema)?;
     let mut tx = begin(pool, BEGIN).await.map_err(|e| fail(what, e))?;
     let enter = super::schema::body("keys_enter", include_str!("../keys/functions/row_security.sql"), schema);
-    let sql = KEYS.replace("{s}", schema);
+    let sql = KEYS.replace("{q}", &format!("' || quote_ident('{schema}') || '")).replace("{s}", schema);
     let (forced, policies, functions): (bool, bool, bool) = sqlx::query_as(AssertSqlSafe(sql))
         .persistent(false)
         .bind(enter)
