@@ -456,7 +456,7 @@ mod tests {
             (json!([]), "not a Debezium message"),
             (json!({"op": 5}), "not a Debezium message"),
             (json!({"schema": {}, "payload": null}), "no op"),
-            (nowhere, "no schema and table"),
+            (nowhere, "no schema or no table"),
             (about("x", Value::Null, of_row(1, "{}")), "its op is \"x\""),
             (about("c", Value::Null, Value::Null), "it has no after"),
             (about("d", Value::Null, Value::Null), "it has no before"),

@@ -39,7 +39,7 @@ pub struct ImportArgs {
     /// The column of statuses [default: status or state, if there is one; without one every row is done]
     #[arg(long, value_name = "COLUMN")]
     status_column: Option<String>,
-    /// A status that means that the event never runs again; may be repeated
+    /// A status that means that the event never runs again, instead of these; may be repeated
     #[arg(long, value_name = "STATUS", default_values = ["done", "stale", "skipped_stale"])]
     done_status: Vec<String>,
     /// The column of the event's time, if the ledger's identity includes it [default: week_start or event_time]

@@ -80,6 +80,7 @@ enum LedgerCommand {
     Forget(act::ActArgs),
     /// Record what another table says was processed, so that nothing of it runs again
     #[command(
+        override_usage = "hapax ledger import --from <TABLE> --scope <SCOPE>\n       [OPTIONS]",
         after_help = "Example: hapax ledger import --from processed_events --scope billing --dry-run\n\nIt may be killed and run again, and the old service may go on meanwhile; docs/migrate.md has the steps."
     )]
     Import(Box<import::ImportArgs>),

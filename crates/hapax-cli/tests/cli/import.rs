@@ -252,7 +252,7 @@ fn t575_rows_that_are_hidden_or_of_several_tenants_are_refused() {
     let role = of.old.replacen("old_", "reader_", 1);
     of.sql(&format!(
         "create role {role} login; grant usage on schema {0} to {role}; grant select on {0}.t to {role};
-         alter table {0}.t enable row level security; create policy some on {0}.t using (false)",
+         alter table {0}.t enable row level security; create policy hidden on {0}.t using (false)",
         of.old
     ));
     let from = format!("{}#{}.t", of.url.replacen("postgres@", &format!("{role}@"), 1), of.old);
