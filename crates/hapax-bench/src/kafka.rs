@@ -91,6 +91,8 @@ pub fn by_hand(topic: &Topic) -> Fallible<StreamConsumer> {
         .set("enable.auto.commit", "false")
         .set("auto.offset.reset", "earliest")
         .set("queued.min.messages", "5000")
+        // With the default of a second it would sleep whenever so much is queued.
+        .set("fetch.queue.backoff.ms", "50")
         .set("fetch.max.bytes", "16777216")
         .create()?;
     consumer.subscribe(&[topic.as_str()])?;
