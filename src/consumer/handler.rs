@@ -373,12 +373,22 @@ where
     F: for<'a> TxDecodedBatchFn<'a, Tx, A> + Send + Sync + 'static,
 {
     async fn handle(&self, tx: &mut Tx, events: &[Event]) -> Handled {
-        let mut decoded = Vec::with_capacity(events.len());
-        for (at, event) in events.iter().enumerate() {
-            decoded.push((event, A::from_event(event).map_err(|failed| failed.at(at))?));
-        }
-        self(tx, &decoded).await
+        self(tx, &decoded(events)?).await
     }
+}
+
+/// The payloads of a batch. One that does not decode is named, and the batch goes on without it. If there are several
+/// they are found by halves: one by one, the rest would be claimed again for each of them.
+fn decoded<A: FromEvent>(events: &[Event]) -> std::result::Result<Vec<(&Event, A)>, Failed> {
+    let (mut all, mut failure) = (Vec::with_capacity(events.len()), None);
+    for (at, event) in events.iter().enumerate() {
+        match A::from_event(event) {
+            Ok(payload) => all.push((event, payload)),
+            Err(failed) if failure.is_some() => return Err(failed),
+            Err(failed) => failure = Some(failed.at(at)),
+        }
+    }
+    failure.map_or(Ok(all), Err)
 }
 
 impl<F: for<'a> RunFn<'a> + Send + Sync + 'static> LeasedHandler<ByEvent> for F {
@@ -563,5 +573,22 @@ impl<L: Ledger> Consumer<L> {
     /// and counted, but not run again automatically.
     pub async fn at_most_once<Args: 'static>(self, handler: impl AtMostOnceHandler<Args>) -> Result<Counts> {
         self.run(|context, _| Arc::new(OnceWorker::new(context, handler))).await
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn t550_one_payload_that_does_not_decode_is_named_and_several_are_not() {
+        let batch = |payloads: &[&'static str]| -> Vec<Event> {
+            payloads.iter().map(|payload| Event::of("e").unwrap().payload(*payload)).collect()
+        };
+        let place = |payloads: &[&'static str]| decoded::<Json<i64>>(&batch(payloads)).unwrap_err().place();
+        assert_eq!(place(&["1", "x", "3"]), Some(1));
+        assert_eq!(place(&["1", "x", "3", "y"]), None);
+        assert_eq!(decoded::<Json<i64>>(&batch(&["1", "2"])).unwrap().len(), 2);
     }
 }

@@ -43,7 +43,8 @@ from_row! {
 }
 
 /// The beginnings of lines that make again what exists already. What depends on it stays, and so do its
-/// rights and its owner.
+/// rights and its owner. The files say `create` only: in a new schema, what has such a name is somebody
+/// else's, and an error.
 const REPLACE: [(&str, &str); 2] = [
     ("\ncreate function ", "\ncreate or replace function "),
     ("\ncreate view ", "\ncreate or replace view "),
